@@ -3,52 +3,15 @@
 use burn::{
     module::ParamId,
     optim::{GradientsParams, MultiGradientsParams},
-    tensor::{
-        Bool, DType, Device, Tensor, TensorData,
-        backend::{AutodiffBackend, Backend},
-    },
+    tensor::{Bool, DType, Device, Tensor, TensorData, backend::Backend},
 };
 
 use burn_decorator::non_finite::{GradientsOf, on, widen};
 
-/// Ids of entries that are no gradients. `ParamId`s are random 64-bit numbers, so these fixed ids, whose bytes spell "burn" and a
-/// name, do not collide with them.
-const COUNT: u64 = u64::from_be_bytes(*b"burnitem");
-const FLUSH: u64 = u64::from_be_bytes(*b"burnlast");
-
-/// The id under which gradients carry the number of items that they came from, f32 `[1]`.
+/// The id under which gradients carry the number of items that they came from, f32 `[1]`. `ParamId`s are random 64-bit numbers, so
+/// this fixed one does not collide with them.
 pub(crate) fn count_id() -> ParamId {
-    ParamId::from(COUNT)
-}
-
-/// The id under which a container without gradients asks for the partial window to be applied.
-fn flush_id() -> ParamId {
-    ParamId::from(FLUSH)
-}
-
-/// A message in a gradients container without gradients: the [`MultiSteps`](crate::MultiSteps) that gets it applies its partial
-/// window. Use it instead of [`MultiSteps::flush`](crate::MultiSteps::flush) where an optimizer is out of reach, inside of Burn's
-/// `Learner` or of other wrappers. An optimizer without a `MultiSteps` ignores it, because the entry belongs to no parameter.
-///
-/// ```
-/// use burn::{backend::Autodiff, optim::{Optimizer, SgdConfig}, prelude::*};
-/// use burn_accum::{AccumConfig, MultiSteps, flush_request};
-///
-/// type B = Autodiff<burn_flex::Flex>;
-/// let device = Default::default();
-/// let model = nn::LinearConfig::new(4, 2).init::<B>(&device);
-/// let mut optimizer = MultiSteps::new(SgdConfig::new().init(), AccumConfig::mean(8))?;
-///
-/// // learner.optimizer_step(flush_request::<B>(&device));
-/// let model: nn::Linear<B> = optimizer.step(1e-3, model, flush_request::<B>(&device));
-/// # let _ = model;
-/// # Ok::<(), burn_accum::AccumError>(())
-/// ```
-pub fn flush_request<B: AutodiffBackend>(device: &Device<B>) -> GradientsParams {
-    let mut gradients = GradientsParams::new();
-    let nothing = constant::<B::InnerBackend>(0.0, device);
-    gradients.register(flush_id(), nothing);
-    gradients
+    ParamId::from(u64::from_be_bytes(*b"burnitem"))
 }
 
 /// An f32 `[1]`, whatever the device's default float is.
@@ -79,11 +42,6 @@ impl From<MultiGradientsParams> for Arrived {
 }
 
 impl Arrived {
-    /// Whether it is a [`flush_request`].
-    pub(crate) fn is_flush<I: Backend>(&self) -> bool {
-        !self.each::<I, 1>(flush_id()).is_empty()
-    }
-
     /// How many micro-batches these are; call it after the counts are taken out. A device that ran out of data brings no gradients;
     /// at least one micro-batch is counted, even if it has no gradients.
     pub(crate) fn micro_batches(&self) -> u64 {
@@ -108,13 +66,8 @@ impl Arrived {
         self.devices.pop().unwrap_or_default()
     }
 
-    /// The entries of all devices in one container: `sums` are the gradients of the parameters; requests and counts are added.
+    /// The entries of all devices in one container: `sums` are the gradients of the parameters; the sum of the counts is added.
     pub(crate) fn merged<I: Backend>(mut self, mut sums: GradientsParams) -> GradientsParams {
-        let devices = self.devices.iter_mut();
-        let request = devices.filter_map(|gradients| gradients.remove::<I, 1>(flush_id()));
-        if let Some(request) = request.last() {
-            sums.register(flush_id(), request);
-        }
         let counts = self.take_counts::<I>().into_iter();
         if let Some(count) = counts.reduce(|sum, count| on(count, &sum.device()).add(sum)) {
             sums.register(count_id(), count);

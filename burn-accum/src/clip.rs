@@ -12,15 +12,16 @@ use burn::{
 use burn_decorator::{message, non_finite::on};
 
 use crate::{
-    AccumError, GradNorm,
+    AccumError, GradNorm, InvalidValue,
     arrived::{Arrived, constant, count_id},
 };
 
 /// An optimizer whose gradients are clipped by their norm over all parameters (`torch.nn.utils.clip_grad_norm_`,
 /// optax's `clip_by_global_norm`), as training recipes do. Burn's own clipping clips each tensor by its own norm.
 ///
-/// Each gradient is multiplied with `min(1, max_norm / (norm + 1e-6))`. A norm within bounds multiplies with exactly
-/// 1, which changes no bit. A non-finite gradient is not hidden: infinity times 0 is NaN.
+/// Each gradient is multiplied with `min(1, max_norm / (norm + 1e-6))`. A norm that is below the bound by more than 1e-6 multiplies with
+/// exactly 1, which changes no bit. A non-finite gradient is not hidden: infinity times 0 is NaN. Whether a NaN norm makes the other
+/// gradients NaN too, as in PyTorch, depends on the backend's minimum of 1 and NaN.
 ///
 /// ```
 /// use burn::{backend::Autodiff, module::Param, optim::{GradientsParams, Optimizer, SgdConfig}, prelude::*};
@@ -61,13 +62,7 @@ impl<O> ClipGlobalNorm<O> {
     ///
     /// [`AccumError::InvalidValue`] unless `max_norm` is above 0.
     pub fn new(inner: O, max_norm: f32) -> Result<Self, AccumError> {
-        if max_norm.is_nan() || max_norm <= 0.0 {
-            return Err(AccumError::InvalidValue {
-                name: "max_norm",
-                value: max_norm.into(),
-                expected: "above 0",
-            });
-        }
+        InvalidValue::unless(max_norm > 0.0, "max_norm", max_norm.into(), "above 0")?;
         Ok(Self {
             inner,
             max_norm,

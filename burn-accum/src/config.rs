@@ -51,8 +51,9 @@ pub enum Normalization {
 #[serde(rename_all = "snake_case")]
 pub enum NonFinite {
     /// It is dropped from the window with its weight, counted, and named in the log and in
-    /// [`UpdateCounter::last_dropped`](crate::UpdateCounter::last_dropped) (optax's `skip_not_finite`). It still counts
-    /// as a micro-step of the window; a window whose micro-batches are all dropped is no update. The default.
+    /// [`UpdateCounter::last_dropped`](crate::UpdateCounter::last_dropped). It still counts as a micro-step of the window, which then has
+    /// fewer micro-batches; a window whose micro-batches are all dropped is no update. With optax's `skip_not_finite`, and here under a
+    /// loss scaler, the window waits for another micro-batch instead. The default.
     ///
     /// The device decides, with a product, a sum and a select a parameter each micro-step, and one host read each update. Windows of one
     /// micro-batch, and ranks, which decide together, take a sum a parameter and a host read each micro-step.

@@ -4,6 +4,39 @@ use thiserror::Error;
 
 use burn_decorator::non_finite::name_some;
 
+/// A number that cannot work.
+#[derive(Clone, Copy, Debug, PartialEq, Error)]
+#[error("{name} = {value}, but it must be {expected}")]
+pub struct InvalidValue {
+    /// Which number.
+    pub name: &'static str,
+    /// Its value.
+    pub value: f64,
+    /// What it must be.
+    pub expected: &'static str,
+}
+
+impl InvalidValue {
+    /// An error unless the value is as `expected`.
+    pub(crate) fn unless(
+        holds: bool,
+        name: &'static str,
+        value: f64,
+        expected: &'static str,
+    ) -> Result<(), Self> {
+        let error = Self {
+            name,
+            value,
+            expected,
+        };
+        if holds { Ok(()) } else { Err(error) }
+    }
+
+    pub(crate) fn unless_positive(name: &'static str, value: usize) -> Result<(), Self> {
+        Self::unless(value > 0, name, value as f64, "at least 1")
+    }
+}
+
 /// Errors of gradient accumulation.
 ///
 /// Constructors return them. A step of an optimizer cannot return an error, so it panics with the error's message.
@@ -33,15 +66,8 @@ pub enum AccumError {
         expected: &'static str,
     },
     /// A number that cannot work.
-    #[error("{name} = {value}, but it must be {expected}")]
-    InvalidValue {
-        /// Which number.
-        name: &'static str,
-        /// Its value.
-        value: f64,
-        /// What it must be.
-        expected: &'static str,
-    },
+    #[error(transparent)]
+    InvalidValue(#[from] InvalidValue),
 
     /// Under `Tokens`, gradients arrived without the number of items they came from.
     #[error(

@@ -108,18 +108,17 @@ mod strategy;
 mod sums;
 mod tally;
 
-pub use arrived::flush_request;
 pub use clip::ClipGlobalNorm;
 pub use config::{AccumConfig, NonFinite, Normalization, WindowSchedule};
 pub use counted::{CountSlot, Counted, Items};
-pub use error::AccumError;
+pub use error::{AccumError, InvalidValue};
 pub use find::{
     EstimatedStart, FindError, MemoryProbe, MicroBatchFound, MicroBatchSearch, Partition,
     PeakCounter, SampledGauge, StepResult, Trial, TrialOutcome, find_micro_batch,
     host_memory_bytes, rehearse,
 };
 pub use lr_scaling::{LrScaling, ScaledLr};
-pub use multi_steps::MultiSteps;
+pub use multi_steps::{MultiSteps, flush};
 pub use norm::{GradNorm, GradNormMetric};
 pub use per_update::{PerUpdate, PerUpdateRecord};
 pub use progress::{Dropped, UpdateCounter, UpdatesMetric};

@@ -3,7 +3,7 @@
 use burn::{lr_scheduler::LrScheduler, optim::LearningRate, tensor::backend::Backend};
 use serde::{Deserialize, Serialize};
 
-use crate::AccumError;
+use crate::{AccumError, InvalidValue};
 
 /// How the learning rate grows with the effective batch (micro-batch x window x ranks), from a recipe for a base batch.
 ///
@@ -71,18 +71,8 @@ impl LrScaling {
         effective_batch: usize,
         warm_up: usize,
     ) -> Result<ScaledLr<S>, AccumError> {
-        for (name, batch) in [
-            ("base_batch", base_batch),
-            ("effective_batch", effective_batch),
-        ] {
-            if batch == 0 {
-                return Err(AccumError::InvalidValue {
-                    name,
-                    value: 0.0,
-                    expected: "at least 1",
-                });
-            }
-        }
+        InvalidValue::unless_positive("base_batch", base_batch)?;
+        InvalidValue::unless_positive("effective_batch", effective_batch)?;
         Ok(ScaledLr {
             inner,
             factor: self.factor(base_batch, effective_batch),

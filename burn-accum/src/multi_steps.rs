@@ -1,5 +1,7 @@
 //! The wrapper: gradients are summed until a window is complete.
 
+use std::sync::Arc;
+
 use burn::{
     module::AutodiffModule,
     optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer},
@@ -178,7 +180,7 @@ impl<O> MultiSteps<O> {
     }
 
     /// Applies the partial window with its true weights, for the end of an epoch or of the training. Nothing happens
-    /// if the window is empty. [`flush_request`](crate::flush_request) does the same where the optimizer is out of reach.
+    /// if the window is empty. [`flush`](crate::flush()) does the same where the optimizer is out of reach.
     ///
     /// # Panics
     ///
@@ -215,9 +217,6 @@ impl<O> MultiSteps<O> {
             }
             None => {}
         }
-        if arrived.is_flush::<B::InnerBackend>() {
-            return self.flush(lr, module);
-        }
         let module = self.check_order(lr, module);
 
         let counts = arrived.take_counts::<B::InnerBackend>();
@@ -232,27 +231,29 @@ impl<O> MultiSteps<O> {
 
         // Other ranks take part in the decision on the host, and gradients may be there; and where a micro-batch is an update, nothing is read twice.
         let alone = self.steps() == 1 && self.micro_steps::<B::InnerBackend>() == 0;
-        if alone || decide_on_host() || self.items_of_all_ranks.is_some() {
+        let verdict = if alone || decide_on_host() || self.items_of_all_ranks.is_some() {
             self.read::<B::InnerBackend>(false);
-            self.add_known::<B, M>(&module, arrived, step, counts);
+            self.add_known::<B, M>(&module, arrived, step, counts)
         } else {
             let verdict = match self.drops(step) {
                 true => Inspection::new::<B, M>(&module, &arrived, Probe::Exact).into_verdict(),
                 false => Verdict::known(Vec::new()),
             };
-            report_verdict(verdict.clone());
             let unread = Unread {
                 step,
-                verdict,
+                verdict: verdict.clone(),
                 counts,
             };
             let window = self.window.of::<B::InnerBackend>();
             window.add::<B, M>(&module, arrived, Some(unread));
-        }
+            verdict
+        };
+        let updates = self.tally.updates;
         let module = match self.micro_steps::<B::InnerBackend>() >= self.steps() {
             true => self.close(lr, module, false),
             false => module,
         };
+        report_verdict(verdict, self.tally.updates > updates);
         self.publish::<B::InnerBackend>();
         module
     }
@@ -264,7 +265,8 @@ impl<O> MultiSteps<O> {
         arrived: Arrived,
         step: Step,
         counts: Vec<Tensor<B::InnerBackend, 1>>,
-    ) where
+    ) -> Arc<Verdict<B::InnerBackend>>
+    where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
@@ -281,7 +283,7 @@ impl<O> MultiSteps<O> {
                 (non_finite_on_any_rank(culprits), counts)
             }
         };
-        report_verdict(Verdict::<B::InnerBackend>::known(culprits.clone()));
+        let verdict = Verdict::known(culprits.clone());
         let finite = culprits.is_empty();
         self.count(Known {
             step,
@@ -292,6 +294,7 @@ impl<O> MultiSteps<O> {
             let window = self.window.of::<B::InnerBackend>();
             window.add::<B, M>(module, arrived, None);
         }
+        verdict
     }
 
     /// Whether a micro-step with a non-finite gradient is dropped.
@@ -459,6 +462,27 @@ impl<O> MultiSteps<O> {
         }
         Ok(counts.iter().sum())
     }
+}
+
+/// Applies the partial window of a [`MultiSteps`] that is out of reach, inside of Burn's `Learner` or of other wrappers, as
+/// [`MultiSteps::flush`] does. `step` is a step of the outermost optimizer with the gradients that it is given, which are none; without a
+/// `MultiSteps` in it nothing happens.
+///
+/// ```
+/// use burn::{backend::Autodiff, optim::{Optimizer, SgdConfig}, prelude::*};
+/// use burn_accum::{AccumConfig, MultiSteps, flush};
+///
+/// type B = Autodiff<burn_flex::Flex>;
+/// let model = nn::LinearConfig::new(4, 2).init::<B>(&Default::default());
+/// let mut optimizer = MultiSteps::new(SgdConfig::new().init(), AccumConfig::mean(8))?;
+///
+/// // flush(|nothing| learner.optimizer_step(nothing));
+/// let model: nn::Linear<B> = flush(|nothing| optimizer.step(1e-3, model, nothing));
+/// # let _ = model;
+/// # Ok::<(), burn_accum::AccumError>(())
+/// ```
+pub fn flush<R>(step: impl FnOnce(GradientsParams) -> R) -> R {
+    message::send(Message::Flush, || step(GradientsParams::new()))
 }
 
 /// Panics with the error: neither a step of an optimizer nor Burn's training loop can return one.

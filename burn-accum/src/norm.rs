@@ -58,11 +58,6 @@ impl GradNorm {
         self.shared.0.lock().provided = Some(norm);
     }
 
-    /// Like [`provide`](Self::provide), for the sum of squares, which is what ranks add up.
-    pub fn provide_squared(&self, squared_norm: f32) {
-        self.provide(squared_norm.sqrt());
-    }
-
     pub(crate) fn take_provided(&self) -> Option<f32> {
         self.shared.0.lock().provided.take()
     }

@@ -62,7 +62,7 @@ impl UpdateCounter {
         self.seen.0.lock().tally.skipped_updates
     }
 
-    /// Micro-batches so far, dropped ones included.
+    /// Micro-batches so far, dropped ones included, but not those that were dropped under a loss scaler.
     pub fn micro_batches(&self) -> u64 {
         self.settled().tally.micro_batches
     }

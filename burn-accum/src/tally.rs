@@ -12,7 +12,7 @@ pub(crate) struct Tally {
     /// Windows that did not, because all of their micro-batches were dropped or their sum overflowed.
     pub(crate) skipped_updates: u64,
     pub(crate) skipped_in_a_row: u64,
-    /// Micro-batches that arrived, dropped ones included.
+    /// Micro-batches that arrived, dropped ones included, but not those that were dropped under a loss scaler.
     pub(crate) micro_batches: u64,
     pub(crate) dropped: u64,
     pub(crate) window: WindowTally,

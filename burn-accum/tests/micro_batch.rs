@@ -135,7 +135,7 @@ fn the_largest_that_fits_is_found_twice() {
 
     let usable_bytes = found.search.usable_bytes();
     assert!(found.peak_bytes <= usable_bytes);
-    assert!(found.predict_bytes(micro_batch + 1) > usable_bytes);
+    assert_eq!(found.predicted_most(), micro_batch);
     assert!(peak_of(micro_batch) <= usable_bytes);
     assert!(peak_of(micro_batch + 1) > usable_bytes);
     // Up to 24 items the update is the peak, which gives the search no slope: one trial more than without.

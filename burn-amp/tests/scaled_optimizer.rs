@@ -4,7 +4,7 @@ mod support;
 
 use burn::{
     grad_clipping::GradientClippingConfig,
-    module::{Module, ModuleVisitor, Param, ParamId, list_param_ids},
+    module::{Module, ModuleVisitor, Param, list_param_ids},
     optim::{
         AdamConfig, AdamWConfig, GradientsParams, MultiGradientsParams, Optimizer, SgdConfig,
         momentum::MomentumConfig,
@@ -13,6 +13,7 @@ use burn::{
     tensor::{Device, Tensor},
 };
 use burn_amp::{Detection, GradScaler, GradScalerConfig, OverflowCause};
+use burn_decorator::message::{self, Message};
 use support::{B, Inner, Net, PATHS, gradients, net, state, values};
 
 const LR: f64 = 0.1;
@@ -247,18 +248,16 @@ fn a_step_without_gradients_is_a_finite_step() {
     }
 }
 
-/// Entries of no parameter are for an optimizer inside, as `burn_accum::flush_request`.
+/// Such as `burn_accum::flush`.
 #[test]
 fn a_message_to_what_is_inside_is_no_step() {
     for detection in [Detection::Sync, Detection::Deferred] {
         let scaler = GradScaler::default().with_detection(detection);
         let mut optimizer = scaler.wrap(AdamConfig::new().init());
-        let mut message = GradientsParams::new();
-        let nothing = Tensor::<Inner, 1>::zeros([1], &Default::default());
-        message.register(ParamId::new(), nothing);
         let net = net();
         let before = values(&net);
-        let net: Net<B> = optimizer.step(LR, net, message);
+        let step = || optimizer.step(LR, net, GradientsParams::new());
+        let net: Net<B> = message::send(Message::Flush, step);
         assert_eq!(values(&net), before);
         assert_eq!((scaler.steps(), scaler.growth_tracker()), (0, 0));
     }
@@ -287,7 +286,8 @@ fn a_scale_can_be_set() {
     let scaler = GradScaler::default();
     scaler.set_scale(512.0).unwrap();
     assert_eq!(scaler.scale(), 512.0);
-    for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+    let subnormal = f32::MIN_POSITIVE / 4.0; // its inverse is infinite
+    for scale in [0.0, -1.0, f32::NAN, f32::INFINITY, subnormal] {
         let error = scaler.set_scale(scale).unwrap_err().to_string();
         assert!(error.contains("scale = "), "{error}");
     }

@@ -17,7 +17,7 @@ thread_local! {
     /// The names that [`report_overflow`] was given; `None` outside of [`catch_overflow`].
     static OVERFLOWED: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
     /// What [`report_verdict`] was given; `None` outside of [`catch_verdict`].
-    static VERDICT: RefCell<Option<Option<Box<dyn Any>>>> = const { RefCell::new(None) };
+    static VERDICT: RefCell<Option<Option<MicroBatch>>> = const { RefCell::new(None) };
 }
 
 /// Runs `load`, in which tensors from host data are gradients or sums of gradients: a backend that treats gradients differently from
@@ -80,9 +80,17 @@ pub fn decide_on_host() -> bool {
         || ON_HOST.with_borrow(|all| all.iter().any(|owner| owner.strong_count() > 0))
 }
 
+/// What an accumulation tells a loss scaler around it about a micro-batch.
+pub struct MicroBatch {
+    /// An `Arc<Verdict>`: whether it is finite.
+    pub verdict: Box<dyn Any>,
+    /// Whether it completed a window, which became an update.
+    pub is_update: bool,
+}
+
 /// Runs `step`, a step of a loss scaler around an accumulation that checks each micro-batch
-/// ([`Inside::checks`](crate::message::Inside::checks)), and returns the micro-batch's `Arc<Verdict>`; `None` if the step was a message.
-pub fn catch_verdict<R>(step: impl FnOnce() -> R) -> (R, Option<Box<dyn Any>>) {
+/// ([`Inside::checks`](crate::message::Inside::checks)), and returns what is known of the micro-batch; `None` if the step was a message.
+pub fn catch_verdict<R>(step: impl FnOnce() -> R) -> (R, Option<MicroBatch>) {
     let (result, verdict) = with_value(&VERDICT, None, step);
     (result, verdict.flatten())
 }
@@ -93,11 +101,13 @@ pub fn awaits_verdict() -> bool {
     VERDICT.with_borrow(Option::is_some)
 }
 
-/// Gives the loss scaler around this step, if there is one, the micro-batch's `Arc<Verdict>`.
-pub fn report_verdict(verdict: impl Any) {
+/// Gives the loss scaler around this step, if there is one, the micro-batch's `Arc<Verdict>`, and whether it [is an
+/// update](MicroBatch::is_update).
+pub fn report_verdict(verdict: impl Any, is_update: bool) {
     VERDICT.with_borrow_mut(|waiting| {
         if let Some(waiting) = waiting {
-            *waiting = Some(Box::new(verdict));
+            let verdict = Box::new(verdict);
+            *waiting = Some(MicroBatch { verdict, is_update });
         }
     });
 }

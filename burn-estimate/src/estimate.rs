@@ -175,7 +175,7 @@ where
 ///
 /// let device = MetaDevice::new(7);
 /// let (estimate, sum) = estimate_run(device, || Tensor::<Meta, 1>::ones([1000], &device).sum());
-/// assert_eq!((estimate.peak_bytes, sum.dims()), (4004, [1]));
+/// assert_eq!((estimate.start_bytes, estimate.peak_bytes, sum.dims()), (0, 4004, [1]));
 /// ```
 pub fn estimate_run<R>(device: MetaDevice, run: impl FnOnce() -> R) -> (Estimate, R) {
     // A second thread would free offloaded tensors at times that differ from run to run.
@@ -394,7 +394,7 @@ impl Weighed {
         let recording = classes.recording;
         let (start, update) = (recording.start, classes.update);
         // When, bytes on the device, and bytes of gradients that have left it or wait in buckets.
-        let mut changes = Vec::with_capacity(2 * recording.storages.len());
+        let mut changes = vec![(start, 0, 0)];
         let mut add = |at: u64, (bytes, left): (i64, i64), sign: i64| {
             changes.push((at.max(start), sign * bytes, sign * left));
         };
@@ -431,9 +431,6 @@ impl Weighed {
                 (weighed.peak_bytes, weighed.peak_at) = (in_use, at);
             }
         }
-        weighed
-            .bytes_in_use
-            .extend(weighed.bytes_in_use.is_empty().then_some(0));
         weighed
     }
 }

@@ -21,7 +21,8 @@ use crate::rules::{self, Operand, Placement, View};
 pub enum Phase {
     /// The loss is computed.
     Forward,
-    /// Gradients are computed.
+    /// Gradients are computed: from the first gradient of a backward pass on, that of a loss of one element. One that is not reduced by a
+    /// mean or a sum stays in [`Forward`](Self::Forward).
     Backward,
     /// The optimizer steps.
     Update,

@@ -110,11 +110,11 @@ pub(crate) fn begins_backward(op: &OperationIr, row: &Row) -> bool {
     row.name == "float_ones" && op.outputs().all(|seed| seed.shape.num_elements() == 1)
 }
 
-/// Whether an operation is never part of a backward pass. Convolutions, transposed ones too, may be part of one.
+/// Whether an operation is never part of a backward pass. Convolutions, transposed ones too, may be part of one, and so may activations,
+/// which `FusedBackward` and Burn's `BalancedCheckpointing` compute again there.
 pub(crate) fn is_forward(row: &Row) -> bool {
-    let layer = matches!(row.group, "ModuleOps" | "ActivationOps");
     let backward = row.name.ends_with("_backward") || row.name.starts_with("conv");
-    layer && !backward || row.name.ends_with("_from_data")
+    row.group == "ModuleOps" && !backward
 }
 
 /// What an operation allocates and costs.

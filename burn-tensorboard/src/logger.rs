@@ -17,8 +17,8 @@ const FLUSH_AFTER: Duration = Duration::from_secs(2);
 
 /// Writes every numeric metric to TensorBoard event files, and passes everything on to the wrapped logger, from which the Learner reads.
 ///
-/// A point of training is a batch's value, at the number of training steps so far. A point of validation, or of a test, is the
-/// mean over an epoch.
+/// A point of training is a batch's value, at the number of training steps so far. A point of validation is the mean over an
+/// epoch.
 pub struct TensorBoard<L> {
     inner: L,
     directory: PathBuf,
@@ -107,11 +107,7 @@ fn run<'a>(
     directory: &Path,
     split: &Split,
 ) -> io::Result<&'a mut Run> {
-    let name = match split {
-        Split::Test(Some(tag)) => format!("{split}-{tag}"),
-        split => split.to_string(),
-    };
-    match runs.entry(name) {
+    match runs.entry(split.to_string()) {
         Entry::Occupied(run) => Ok(run.into_mut()),
         Entry::Vacant(place) => {
             let file = EventFile::create(&directory.join(place.key()))?;

@@ -3,21 +3,15 @@
 use thiserror::Error;
 
 use super::report::mebibytes;
+use crate::InvalidValue;
 
 /// Errors of [`find_micro_batch`](super::find_micro_batch) and of a [`Partition`](super::Partition).
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum FindError {
     /// A number that cannot work.
-    #[error("{name} = {value}, but it must be {expected}")]
-    InvalidValue {
-        /// Which number.
-        name: &'static str,
-        /// Its value.
-        value: f64,
-        /// What it must be.
-        expected: &'static str,
-    },
+    #[error(transparent)]
+    InvalidValue(#[from] InvalidValue),
     /// More items in a micro-batch than in all of an update.
     #[error(
         "a micro-batch of {micro_batch} does not fit into an effective batch of {effective_batch}: it may be at most \

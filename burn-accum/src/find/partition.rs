@@ -5,7 +5,7 @@ use core::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use super::FindError;
-use crate::{AccumConfig, Normalization};
+use crate::{AccumConfig, InvalidValue, Normalization};
 
 /// An effective batch, split into a window of micro-batches that add up to it exactly: all have the same size, only the last
 /// may be smaller.
@@ -22,8 +22,7 @@ use crate::{AccumConfig, Normalization};
 /// assert_eq!(partition.config(Normalization::Tokens)?, AccumConfig::tokens(3));
 /// // The mean over three micro-batches would give the last two items twice the weight.
 /// assert!(partition.config(Normalization::Mean).is_err());
-/// // The largest even micro-batch up to 4, for which `Mean` is exact.
-/// assert_eq!(Partition::even(10, 4)?.config(Normalization::Mean)?, AccumConfig::mean(5));
+/// assert_eq!(Partition::new(10, 2)?.config(Normalization::Mean)?, AccumConfig::mean(5));
 /// # Ok::<(), burn_accum::FindError>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,8 +38,8 @@ impl Partition {
     ///
     /// [`FindError::InvalidValue`] if one of the two is 0, [`FindError::LargerThanEffectiveBatch`].
     pub fn new(effective_batch: usize, micro_batch: usize) -> Result<Self, FindError> {
-        at_least_one("effective_batch", effective_batch)?;
-        at_least_one("micro_batch", micro_batch)?;
+        InvalidValue::unless_positive("effective_batch", effective_batch)?;
+        InvalidValue::unless_positive("micro_batch", micro_batch)?;
         if micro_batch > effective_batch {
             return Err(FindError::LargerThanEffectiveBatch {
                 micro_batch,
@@ -51,16 +50,6 @@ impl Partition {
             effective_batch,
             micro_batch,
         })
-    }
-
-    /// Micro-batches of equal size: the largest divisor of the effective batch that is at most `at_most`.
-    ///
-    /// # Errors
-    ///
-    /// As [`new`](Self::new).
-    pub fn even(effective_batch: usize, at_most: usize) -> Result<Self, FindError> {
-        let largest = Self::new(effective_batch, at_most)?.micro_batch;
-        Self::new(effective_batch, largest_divisor(effective_batch, largest))
     }
 
     /// Items in an update.
@@ -135,15 +124,4 @@ pub(crate) fn largest_divisor(number: usize, at_most: usize) -> usize {
         .filter(|divisor| *divisor <= at_most)
         .max()
         .unwrap_or(1)
-}
-
-pub(crate) fn at_least_one(name: &'static str, value: usize) -> Result<(), FindError> {
-    match value {
-        0 => Err(FindError::InvalidValue {
-            name,
-            value: 0.0,
-            expected: "at least 1",
-        }),
-        _ => Ok(()),
-    }
 }

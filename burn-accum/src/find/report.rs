@@ -78,11 +78,6 @@ impl MicroBatchFound {
         self.partition.config(self.search.normalization)
     }
 
-    /// The bytes that a micro-batch of this size would take: fixed part and items.
-    pub fn predict_bytes(&self, micro_batch: usize) -> u64 {
-        (self.fixed_bytes + self.item_bytes * micro_batch as f64).round() as u64
-    }
-
     /// The largest size that is predicted to fit, even if the normalization does not allow it for this effective batch.
     pub fn predicted_most(&self) -> usize {
         let free = self.search.usable_bytes() as f64 - self.fixed_bytes;

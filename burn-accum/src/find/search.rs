@@ -167,12 +167,13 @@ impl State {
         Some(if allowed > largest { allowed } else { goal })
     }
 
-    /// A smaller size, where all that were tried are too large: by the estimate's bytes per item, or half.
+    /// A smaller size, where all that were tried are too large: once by the estimate's bytes per item, then at most half, because the
+    /// estimate may be far off.
     fn smaller(&self) -> usize {
         let (too_large, peak_bytes) = self.too_large.expect("a size was tried");
         let item_bytes = self.search.start.map_or(0, |start| start.item_bytes);
         let items = match peak_bytes {
-            Some(peak_bytes) if item_bytes > 0 => {
+            Some(peak_bytes) if item_bytes > 0 && self.trials.len() == 1 => {
                 (peak_bytes - self.usable_bytes).div_ceil(item_bytes) as usize
             }
             _ => too_large / 2,

@@ -79,8 +79,7 @@ use training::Training;
 /// The scheduler is stepped once a micro-batch, as in Burn: [`PerUpdate`](crate::PerUpdate) makes it once an update, the
 /// one at the end of the epoch included.
 ///
-/// A `TrainStep::optimize` of your own is also called when training begins and when windows are applied, with gradients that belong
-/// to no parameter.
+/// A `TrainStep::optimize` of your own is also called when training begins and when windows are applied, without gradients.
 ///
 /// # When it stops early
 ///
@@ -179,7 +178,6 @@ impl<LC: LearningComponentsTypes> SupervisedLearningStrategy<LC>
             learner,
             train: dataloader_train.to_device(&device),
             valid: dataloader_valid.to_device(device.inner()),
-            device,
             processor: components.event_processor,
             interrupter: components.interrupter,
             updates: self.updates.clone(),

@@ -3,21 +3,19 @@
 use burn::{
     data::dataloader::Progress,
     module::AutodiffModule,
-    tensor::Device,
     train::{
         EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent,
-        LearningComponentsTypes, SupervisedTrainingEventProcessor, TrainLoader, TrainingBackend,
-        TrainingItem, ValidLoader,
+        LearningComponentsTypes, SupervisedTrainingEventProcessor, TrainLoader, TrainingItem,
+        ValidLoader,
     },
 };
 
 use super::EpochTail;
-use crate::{UpdateCounter, flush_request};
+use crate::{UpdateCounter, flush};
 
 /// A training that is going on.
 pub(super) struct Training<LC: LearningComponentsTypes> {
     pub(super) learner: Learner<LC>,
-    pub(super) device: Device<TrainingBackend<LC>>,
     pub(super) train: TrainLoader<LC>,
     pub(super) valid: ValidLoader<LC>,
     pub(super) processor: SupervisedTrainingEventProcessor<LC>,
@@ -87,8 +85,7 @@ impl<LC: LearningComponentsTypes> Training<LC> {
             return;
         }
         // Regardless of the counter: a scaler with deferred detection may undo an update, which opens the window again.
-        let request = flush_request::<TrainingBackend<LC>>(&self.device);
-        self.learner.optimizer_step(request);
+        flush(|nothing| self.learner.optimizer_step(nothing));
     }
 
     /// Validates on all of the data, or until interrupted.

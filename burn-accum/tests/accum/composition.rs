@@ -2,13 +2,16 @@
 
 use burn::{
     lr_scheduler::{LrScheduler, linear::LinearLrSchedulerConfig},
-    optim::{AdamWConfig, Optimizer},
+    optim::{AdamWConfig, GradientsParams, MultiGradientsParams, Optimizer, SgdConfig},
+    prelude::DeviceOps,
     record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder},
 };
-use burn_accum::{AccumConfig, ClipGlobalNorm, MultiSteps, NonFinite, PerUpdate, flush_request};
+use burn_accum::{AccumConfig, ClipGlobalNorm, Counted, MultiSteps, NonFinite, PerUpdate, flush};
 use burn_amp::{Detection, GradScaler, GradScalerConfig, ScaledOptimizer};
+use burn_flex::FlexDevice;
 
-use crate::support::{B, Net, gradients, net, panic_of, state, values};
+use crate::support::{B, Batch, Net, gradients, net, panic_of, state, values};
+use crate::tokens::Slotted;
 
 fn adamw() -> impl Optimizer<Net<B>, B> {
     ClipGlobalNorm::new(AdamWConfig::new().init::<B, Net<B>>(), 1.0).unwrap()
@@ -61,6 +64,45 @@ fn a_scaler_outside_drops_the_micro_batch() {
     }
 }
 
+/// As with PyTorch's `scaler.update()`, once an optimizer step; an overflow lowers the scale at once.
+#[test]
+fn a_scaler_outside_counts_updates_towards_growth() {
+    let config = GradScalerConfig {
+        growth_interval: 2,
+        ..Default::default()
+    };
+    for detection in [Detection::Sync, Detection::Deferred] {
+        for read_each in [true, false] {
+            let scaler = GradScaler::new(&config).unwrap().with_detection(detection);
+            let now = || (scaler.scale(), scaler.growth_tracker());
+            let windows = MultiSteps::new(adamw(), AccumConfig::mean(3)).unwrap();
+            let mut optimizer = scaler.wrap(windows);
+            let mut net = net();
+            let mut found = Vec::new();
+            for step in 0..10 {
+                let overflow: &[usize] = if step == 7 { &[1] } else { &[] };
+                net = optimizer.step(0.1, net.clone(), gradients(&net, step, overflow, &[]));
+                found.extend(read_each.then(&now));
+            }
+            let (low, high) = (65536.0, 131_072.0);
+            let expected = [
+                (low, 0),
+                (low, 0),
+                (low, 1),
+                (low, 1),
+                (low, 1),
+                (high, 0),
+                (high, 0),
+                (low, 0),
+                (low, 0),
+                (low, 1),
+            ];
+            assert_eq!(now(), expected[9], "{detection:?}");
+            assert!(!read_each || found == expected, "{detection:?}: {found:?}");
+        }
+    }
+}
+
 /// PyTorch's order: the scaler sees the window's gradient once, and skips the whole window.
 #[test]
 fn a_scaler_inside_skips_the_window() {
@@ -109,6 +151,45 @@ fn a_scaler_that_would_never_see_an_overflow_is_refused() {
     panic_of(|| optimizer.step(0.1, net.clone(), gradients(&net, 0, &[], &[])));
 }
 
+/// The scaler leaves it to the `MultiSteps` to add up the devices' gradients: their sum would be one micro-batch.
+#[test]
+fn a_scaler_outside_leaves_the_devices_micro_batches_apart() {
+    fn train(
+        mut optimizer: impl Optimizer<Slotted<B>, B>,
+        start: &Slotted<B>,
+        counted: bool,
+    ) -> Vec<Vec<u32>> {
+        let mut model = start.clone();
+        for step in 0..2 {
+            let mut multi = MultiGradientsParams::default();
+            for part in 0..2 {
+                let rows = 4 * step + 2 * part;
+                let batch = Batch::rows(rows, rows + 2 + part);
+                let loss = model.net.loss(&batch);
+                let gradients = match counted {
+                    true => Counted::mean(loss, batch.len()).backward(&model),
+                    false => GradientsParams::from_grads(loss.backward(), &model),
+                };
+                multi.grads.push((gradients, FlexDevice.to_id()));
+            }
+            model = optimizer.step_multi(0.1, model, multi);
+        }
+        values(&model.net)
+    }
+    let start = Slotted::new();
+    for detection in [Detection::Sync, Detection::Deferred] {
+        for (config, counted) in [
+            (AccumConfig::mean(2), false),
+            (AccumConfig::tokens(2), true),
+        ] {
+            let windows = || MultiSteps::new(SgdConfig::new().init(), config).unwrap();
+            let scaled = scaler(detection).wrap(windows());
+            let scaled = train(scaled, &start, counted);
+            assert_eq!(scaled, train(windows(), &start, counted), "{config:?}");
+        }
+    }
+}
+
 #[test]
 fn a_tail_is_flushed_through_a_scaler() {
     for detection in [Detection::Sync, Detection::Deferred] {
@@ -121,9 +202,9 @@ fn a_tail_is_flushed_through_a_scaler() {
         for step in 0..2 {
             net = optimizer.step(0.1, net.clone(), gradients(&net, step, &[], &[]));
         }
-        net = optimizer.step(0.1, net, flush_request::<B>(&Default::default()));
+        net = flush(|nothing| optimizer.step(0.1, net, nothing));
         assert_eq!(counter.updates(), 1);
-        assert_eq!(scaler.steps(), 2, "the request is no step of the scaler");
+        assert_eq!(scaler.steps(), 2, "the message is no step of the scaler");
 
         let mut expected = MultiSteps::new(adamw(), AccumConfig::mean(2)).unwrap();
         let mut other = start.clone();

@@ -6,7 +6,7 @@ use burn::{
     optim::{GradientsParams, Optimizer, SgdConfig},
     tensor::Tensor,
 };
-use burn_accum::{AccumConfig, Counted, MultiSteps, Normalization, WindowSchedule, flush_request};
+use burn_accum::{AccumConfig, Counted, MultiSteps, Normalization, WindowSchedule, flush};
 use proptest::prelude::*;
 
 use crate::support::{B, Inner, Net, floats, net, values};
@@ -149,7 +149,7 @@ proptest! {
             let gradients = made_up(&net, micro, normalization);
             net = optimizer.step(1.0, net, gradients);
             if micro.flush {
-                net = optimizer.step(1.0, net, flush_request::<B>(&Default::default()));
+                net = flush(|nothing| optimizer.step(1.0, net, nothing));
             }
             if micro.stop {
                 optimizer = new().load_record(Optimizer::<Net<B>, B>::to_record(&optimizer));

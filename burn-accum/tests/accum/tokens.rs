@@ -157,13 +157,13 @@ fn a_dropped_micro_batch_does_not_count() {
 }
 
 #[derive(Module, Debug)]
-struct Slotted<B: Backend> {
-    net: Net<B>,
+pub struct Slotted<B: Backend> {
+    pub net: Net<B>,
     count: CountSlot<B>,
 }
 
 impl Slotted<B> {
-    fn new() -> Self {
+    pub fn new() -> Self {
         Self {
             net: net(),
             count: CountSlot::new(&Default::default()),

@@ -7,8 +7,7 @@ use burn::{
     tensor::{DType, Tensor},
 };
 use burn_accum::{
-    AccumConfig, AccumError, Dropped, MultiSteps, NonFinite, Normalization, WindowSchedule,
-    flush_request,
+    AccumConfig, AccumError, Dropped, MultiSteps, NonFinite, Normalization, WindowSchedule, flush,
 };
 use burn_flex::FlexDevice;
 
@@ -73,8 +72,7 @@ fn a_tail_is_divided_by_what_is_in_it() {
         net
     };
     let flushed = tail(|windows, net| windows.flush(0.5, net));
-    let requested =
-        tail(|windows, net| windows.step(0.5, net, flush_request::<B>(&Default::default())));
+    let requested = tail(|windows, net| flush(|nothing| windows.step(0.5, net, nothing)));
 
     let mut three = sgd(3);
     let mut net = start.clone();

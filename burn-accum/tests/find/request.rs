@@ -1,19 +1,33 @@
 //! What a search is refused for, and what it says is needed.
 
-use burn_accum::{FindError, MicroBatchSearch};
+use burn_accum::{EstimatedStart, FindError, MicroBatchSearch};
 
 use crate::search::search;
 
 #[test]
 fn impossible_ones_are_refused() {
     let search = MicroBatchSearch::new(8, 100);
+    let starting_at = |micro_batch| MicroBatchSearch {
+        start: Some(EstimatedStart {
+            micro_batch,
+            item_bytes: 1,
+        }),
+        ..search
+    };
     for (wrong, name) in [
         (MicroBatchSearch::new(0, 100), "effective_batch = 0"),
         (MicroBatchSearch::new(8, 0), "limit_bytes = 0"),
         (search.with_margin(-0.1), "margin = -0.1"),
         (search.with_margin(f64::NAN), "margin = NaN"),
+        (starting_at(0), "start.micro_batch = 0"),
+        (starting_at(9), "start.micro_batch = 9"),
     ] {
-        assert!(wrong.validate().unwrap_err().to_string().starts_with(name));
+        assert!(
+            wrong
+                .validate()
+                .is_err_and(|error| error.to_string().starts_with(name)),
+            "{name}"
+        );
     }
 }
 

@@ -40,9 +40,9 @@ pub fn search(
 fn largest_allowed(search: &MicroBatchSearch, at_most: usize) -> usize {
     let at_most = at_most.min(search.effective_batch);
     match search.normalization {
-        Normalization::Mean => Partition::even(search.effective_batch, at_most)
-            .unwrap()
-            .micro_batch(),
+        Normalization::Mean => (1..=at_most)
+            .rfind(|size| search.effective_batch.is_multiple_of(*size))
+            .unwrap(),
         _ => at_most,
     }
 }
@@ -67,7 +67,7 @@ fn a_line_is_followed_to_its_end_and_no_further() {
     assert_eq!(found.partition.sizes().collect::<Vec<_>>(), [28, 28, 8]);
     assert_eq!((found.peak_bytes, found.largest_fitting), (940, 28));
     assert_eq!((found.fixed_bytes, found.item_bytes), (100.0, 30.0));
-    assert!(found.predict_bytes(29) > found.search.usable_bytes());
+    assert_eq!(found.predicted_most(), 28);
 }
 
 #[test]
@@ -191,6 +191,17 @@ fn a_wrong_estimate_costs_trials_only() {
             assert!(found.trials.len() <= 16, "{:?}", sizes(&found));
         }
     }
+}
+
+/// Each step down by the estimate's bytes per item would be a hundredth of what is needed.
+#[test]
+fn an_estimate_without_the_fixed_part_costs_trials_only() {
+    let search_from = any_size(1000, 51_010).with_margin(0.0);
+    let guided = search_from.starting_at(|size| 1010 + 100 * size as u64);
+    assert_eq!(guided.start.unwrap().micro_batch, 500);
+    let found = search(guided, usize::MAX, |size| 51_000 + size as u64).unwrap();
+    assert_eq!(found.partition.micro_batch(), 10);
+    assert!(found.trials.len() <= 16, "{:?}", sizes(&found));
 }
 
 #[test]

@@ -4,12 +4,14 @@ use burn_backend::{Backend, DType, FloatDType, Scalar, TensorMetadata, tensor::F
 
 use super::check::ensure_dtype;
 use crate::cast::is_low;
+use crate::policy::{Mode, Policy};
 
-/// A scalar that is about to be written into a tensor of type `dtype`, kept finite if it is.
+/// A scalar that is about to be written into a tensor of type `dtype`, kept finite if it is and the mode lowers tensors.
 #[inline]
-pub(crate) fn within(value: Scalar, dtype: Option<FloatDType>) -> Scalar {
+pub(crate) fn within<P: Policy>(value: Scalar, dtype: Option<FloatDType>) -> Scalar {
+    let lowers = || Mode::current::<P>().low().is_some();
     match (value, dtype) {
-        (Scalar::Float(x), Some(dtype)) if x.is_finite() && is_low(dtype) => {
+        (Scalar::Float(x), Some(dtype)) if x.is_finite() && is_low(dtype) && lowers() => {
             let range = dtype.finfo();
             Scalar::Float(x.clamp(range.min, range.max))
         }

@@ -47,7 +47,7 @@ macro_rules! unwrap {
         bring::<B>($x.tensor, $target)
     };
     (Fill $x:ident $target:ident $operands:ident) => {
-        within($x, $operands.destination($target))
+        within::<P>($x, $operands.destination($target))
     };
     (Follow $x:ident $target:ident $operands:ident) => {
         bring::<B>($x.tensor, $operands.destination($target))

@@ -30,7 +30,7 @@ pub struct GradScalerConfig {
     pub growth_factor: f64,
     /// The scale is multiplied with this when a step overflows. Default 0.5.
     pub backoff_factor: f64,
-    /// Finite steps in a row before the scale grows. Default 2000.
+    /// Finite steps in a row before the scale grows; around a `MultiSteps` its updates. Default 2000.
     pub growth_interval: u32,
     /// Whether losses are scaled at all; `false` makes the scaler a no-op. Default true.
     pub enabled: bool,
@@ -123,7 +123,7 @@ impl GradScalerConfig {
 }
 
 /// Subnormal scales are refused too: their inverses overflow.
-fn positive(scale: f32) -> bool {
+pub(super) fn positive(scale: f32) -> bool {
     scale.is_normal() && scale > 0.0
 }
 

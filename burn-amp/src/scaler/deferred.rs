@@ -16,7 +16,7 @@ use burn_decorator::non_finite::{Outcome, on};
 
 use super::{
     overflow::LossProbe,
-    shared_scale::{OptimizerId, SharedScale},
+    shared_scale::{SharedScale, Step},
 };
 
 /// What a loss or its gradients are multiplied with, `T` being a tensor of one f32 on the backend without autodiff.
@@ -47,7 +47,7 @@ pub(super) fn inverse(scale: f32) -> f32 {
 
 /// A step whose outcome the host may not know yet.
 pub(super) struct Pending {
-    pub(super) optimizer: OptimizerId,
+    pub(super) step: Step,
     pub(super) outcome: Arc<dyn Outcome>,
     pub(super) losses: Vec<LossProbe>,
 }
@@ -63,32 +63,28 @@ pub(super) struct Possible<I: Backend> {
 }
 
 impl<I: Backend> Possible<I> {
-    /// After a step of `optimizer` at the scale `before`, with its flag `found_inf`.
-    pub(super) fn new(
-        before: &SharedScale,
-        optimizer: &OptimizerId,
-        found_inf: &Tensor<I, 1, Bool>,
-    ) -> Self {
+    /// After a step at the scale `before`, with its flag `found_inf`.
+    pub(super) fn new(before: &SharedScale, step: &Step, found_inf: &Tensor<I, 1, Bool>) -> Self {
         let before = std::slice::from_ref(before);
-        Self::from_code(before, optimizer, found_inf.clone().int())
+        Self::from_code(before, step, found_inf.clone().int())
     }
 
     /// After a further step.
-    pub(super) fn next(&self, optimizer: &OptimizerId, found_inf: &Tensor<I, 1, Bool>) -> Self {
+    pub(super) fn next(&self, step: &Step, found_inf: &Tensor<I, 1, Bool>) -> Self {
         let found_inf = found_inf.clone().int();
         let index = on(self.index.clone(), &found_inf.device());
         let code = index.mul_scalar(2) + found_inf;
-        Self::from_code(&self.states, optimizer, code)
+        Self::from_code(&self.states, step, code)
     }
 
     /// `code` is twice the index of the state before, plus 1 if the step overflowed.
-    fn from_code(before: &[SharedScale], optimizer: &OptimizerId, code: Tensor<I, 1, Int>) -> Self {
+    fn from_code(before: &[SharedScale], step: &Step, code: Tensor<I, 1, Int>) -> Self {
         let mut states: Vec<SharedScale> = Vec::new();
         let mut index_after = Vec::new();
         for state in before {
             for found_inf in [false, true] {
                 let mut after = state.clone();
-                after.step(optimizer, found_inf);
+                after.step(step, found_inf);
                 let known = states.iter().position(|other| other.is_as(&after));
                 index_after.push(known.unwrap_or(states.len()));
                 if known.is_none() {

@@ -15,30 +15,15 @@ use burn_decorator::non_finite::GradientsOf;
 /// The gradients of `Optimizer::step` or of `Optimizer::step_multi`.
 pub(super) enum StepGradients {
     One(GradientsParams),
-    /// At most one gradient a parameter: see [`merge`](Self::merge).
     Several(MultiGradientsParams),
 }
 
 impl StepGradients {
     /// Adds up the devices' gradients of each parameter, on the device where the optimizer would do it, and leaves the
     /// sums there. The sums are what must be finite, and they equal those that the optimizer would have made.
-    pub(super) fn merge<B: AutodiffBackend, M: AutodiffModule<B>>(
-        gradients: MultiGradientsParams,
-        module: &M,
-    ) -> Self {
-        let mut merger = Merger { gradients };
-        module.visit(&mut merger);
-        Self::Several(merger.gradients)
-    }
-
-    /// Whether it has no entry at all, not even one that belongs to no parameter.
-    pub(super) fn is_empty(&self) -> bool {
-        match self {
-            Self::One(gradients) => gradients.is_empty(),
-            Self::Several(gradients) => gradients
-                .grads
-                .iter()
-                .all(|(gradients, _)| gradients.is_empty()),
+    pub(super) fn merge<B: AutodiffBackend, M: AutodiffModule<B>>(&mut self, module: &M) {
+        if let Self::Several(gradients) = self {
+            module.visit(&mut Merger { gradients });
         }
     }
 
@@ -58,22 +43,21 @@ impl StepGradients {
 
 impl GradientsOf for StepGradients {
     fn each<I: Backend, const D: usize>(&self, id: ParamId) -> Vec<Tensor<I, D>> {
-        let gradient = match self {
-            Self::One(gradients) => gradients.get(id),
-            Self::Several(gradients) => gradients
-                .grads
-                .iter()
-                .find_map(|(gradients, _)| gradients.get(id)),
-        };
-        gradient.into_iter().collect()
+        match self {
+            Self::One(gradients) => gradients.get(id).into_iter().collect(),
+            Self::Several(gradients) => {
+                let devices = gradients.grads.iter();
+                devices.filter_map(|(device, _)| device.get(id)).collect()
+            }
+        }
     }
 }
 
-struct Merger {
-    gradients: MultiGradientsParams,
+struct Merger<'a> {
+    gradients: &'a mut MultiGradientsParams,
 }
 
-impl<B: AutodiffBackend> ModuleVisitor<B> for Merger {
+impl<B: AutodiffBackend> ModuleVisitor<B> for Merger<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         let Some((sum, device)) = self.gradients.remove::<B::InnerBackend, D>(param.id) else {
             return;

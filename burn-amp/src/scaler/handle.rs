@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use burn::train::Interrupter;
 use burn_decorator::ranks;
-use parking_lot::MutexGuard;
 
 use super::{
-    config::{Detection, GradScalerConfig},
+    config::{Detection, GradScalerConfig, positive},
     overflow::Overflow,
     registry,
     state::{Shared, State},
@@ -63,7 +62,7 @@ use crate::{AmpError, FirstNonFinite};
 /// # Ok::<(), burn_amp::AmpError>(())
 /// ```
 pub struct GradScaler {
-    shared: ranks::Shared<Shared>,
+    pub(super) shared: ranks::Shared<Shared>,
 }
 
 impl Clone for GradScaler {
@@ -105,7 +104,7 @@ impl GradScaler {
     /// Chooses how wrapped optimizers learn about overflows, from their next step on. Default [`Detection::Sync`].
     #[must_use]
     pub fn with_detection(self, detection: Detection) -> Self {
-        self.state().detection = detection;
+        self.shared.lock().detection = detection;
         self
     }
 
@@ -113,7 +112,7 @@ impl GradScaler {
     /// [`ScaledOptimizer`](crate::ScaledOptimizer).
     #[must_use]
     pub fn with_interrupter(self, interrupter: Interrupter) -> Self {
-        self.state().interrupter = Some(interrupter);
+        self.shared.lock().interrupter = Some(interrupter);
         self
     }
 
@@ -128,75 +127,66 @@ impl GradScaler {
     ///
     /// [`AmpError::InvalidScalerConfig`] unless `scale` is finite and above 0.
     pub fn set_scale(&self, scale: f32) -> Result<(), AmpError> {
-        if !scale.is_finite() || scale <= 0.0 {
+        if !positive(scale) {
             return Err(AmpError::InvalidScalerConfig {
                 field: "scale",
                 value: scale.to_string(),
                 expected: "finite and above 0",
             });
         }
-        self.settled().scale.loss_scale.set_scale(scale);
+        self.shared.settled().scale.loss_scale.set_scale(scale);
         Ok(())
     }
 
     /// The scale of the next loss (PyTorch's `get_scale`); 1 if disabled.
     pub fn scale(&self) -> f32 {
-        self.settled().scale()
+        self.shared.settled().scale()
     }
 
-    /// Finite steps since the scale last changed or a step last overflowed (PyTorch's `_get_growth_tracker`).
+    /// Finite updates since the scale last changed or a step last overflowed (PyTorch's `_get_growth_tracker`).
     pub fn growth_tracker(&self) -> u32 {
-        self.settled().scale.loss_scale.growth_tracker()
+        self.shared.settled().scale.loss_scale.growth_tracker()
     }
 
-    /// Optimizer steps so far, skipped ones included. A message without gradients (`burn_accum::flush_request`) does not count.
+    /// Optimizer steps so far, skipped ones included; around a `MultiSteps` its micro-batches. A message (`burn_accum::flush`) does not
+    /// count.
     pub fn steps(&self) -> u64 {
-        self.settled().counters.steps
+        self.shared.settled().counters.steps
     }
 
     /// How many of the steps were skipped.
     pub fn skipped_steps(&self) -> u64 {
-        self.settled().counters.skipped
+        self.shared.settled().counters.skipped
     }
 
     /// Whether the last step was skipped (PyTorch's `found_inf`). For schedulers and counters that should stand still then.
     pub fn skipped_last_step(&self) -> bool {
-        self.settled().counters.skipped_in_a_row > 0
+        self.shared.settled().counters.skipped_in_a_row > 0
     }
 
     /// The last step that was skipped, with the parameters whose gradients were non-finite.
     pub fn last_overflow(&self) -> Option<Overflow> {
-        self.settled().last_overflow.clone()
+        self.shared.settled().last_overflow.clone()
     }
 
     /// The operation that overflowed first in the first step that was skipped, if the training runs its steps in
     /// [`explain_overflow`](crate::explain_overflow).
     pub fn first_non_finite(&self) -> Option<FirstNonFinite> {
-        self.state().first_non_finite.clone()
+        self.shared.lock().first_non_finite.clone()
     }
 
     /// Why training was stopped, if it was.
     pub fn error(&self) -> Option<AmpError> {
-        self.settled().error.clone()
+        self.shared.settled().error.clone()
     }
 
     pub(super) fn shared(&self) -> &Arc<Shared> {
         self.shared.as_arc()
     }
 
-    /// The state as of the last flag that was read. Never waits.
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.shared.lock()
-    }
-
-    /// The state as of the last step. Waits for its flag.
-    pub(super) fn settled(&self) -> MutexGuard<'_, State> {
-        self.shared.settled()
-    }
-
     /// Panics if there is an error and no interrupter to stop the training.
     pub(super) fn raise(&self) {
-        let state = self.state();
+        let state = self.shared.lock();
         if let (Some(error), None) = (state.error.clone(), &state.interrupter) {
             drop(state);
             panic!("{error}");
@@ -213,7 +203,7 @@ impl Default for GradScaler {
 
 impl core::fmt::Debug for GradScaler {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let state = self.state();
+        let state = self.shared.lock();
         f.debug_struct("GradScaler")
             .field("scale", &state.scale)
             .field("counters", &state.counters)

@@ -12,7 +12,8 @@ use super::GradScaler;
 #[derive(Clone)]
 pub struct LossScaleMetric(Gauge);
 
-/// The number of steps skipped so far, since the beginning of the training; 0 if the scaler is disabled.
+/// The number of steps skipped so far, since the beginning of the training, around a `MultiSteps` that of its micro-batches; 0 if the
+/// scaler is disabled.
 ///
 /// It does not ask the device: under [`Detection::Deferred`](crate::Detection::Deferred) it lags one step, around a `MultiSteps` up to
 /// a window.
@@ -23,7 +24,7 @@ impl LossScaleMetric {
     /// The metric of `scaler`.
     pub fn new(scaler: &GradScaler) -> Self {
         let scaler = scaler.clone();
-        let read = move || f64::from(scaler.state().scale());
+        let read = move || f64::from(scaler.shared.lock().scale());
         let about = "The factor that losses are multiplied with before the backward pass";
         Self(Gauge::new("Loss Scale", about, read(), read).rising())
     }
@@ -33,7 +34,7 @@ impl SkippedStepsMetric {
     /// The metric of `scaler`.
     pub fn new(scaler: &GradScaler) -> Self {
         let scaler = scaler.clone();
-        let read = move || scaler.state().counters.skipped as f64;
+        let read = move || scaler.shared.lock().counters.skipped as f64;
         let about = "Optimizer steps that were skipped because of non-finite gradients";
         Self(Gauge::new("Skipped Steps", about, read(), read).unit("steps"))
     }

@@ -7,7 +7,7 @@ use burn::{
     optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer},
     tensor::backend::AutodiffBackend,
 };
-use burn_decorator::gradient::{catch_overflow, catch_verdict, non_finite_on_any_rank};
+use burn_decorator::gradient::{MicroBatch, catch_overflow, catch_verdict, non_finite_on_any_rank};
 use burn_decorator::message::{self, Inside};
 use burn_decorator::non_finite::{Inspection, Outcome, Probe, Verdict, non_finite_paths};
 
@@ -18,7 +18,7 @@ use super::{
     handle::GradScaler,
     record::ScaledRecord,
     registry,
-    shared_scale::OptimizerId,
+    shared_scale::{OptimizerId, Step},
 };
 use crate::AmpError;
 use crate::policy::{Off, autocast};
@@ -74,25 +74,20 @@ impl GradScaler {
     /// # Ok::<(), burn_amp::AmpError>(())
     /// ```
     pub fn wrap<O>(&self, optimizer: O) -> ScaledOptimizer<O> {
-        ScaledOptimizer::new(optimizer, self.clone())
-    }
-}
-
-impl<O> ScaledOptimizer<O> {
-    /// Puts `inner` under the control of `scaler`: the same as [`GradScaler::wrap`]. Binds the current thread.
-    pub fn new(inner: O, scaler: GradScaler) -> Self {
-        scaler.bind_thread();
+        self.bind_thread();
         let id = OptimizerId::default();
-        scaler.state().scale.register(&id);
-        Self {
-            inner,
+        self.shared.lock().scale.register(&id);
+        ScaledOptimizer {
+            inner: optimizer,
             id,
-            scaler,
+            scaler: self.clone(),
             pending: None,
             inside: None,
         }
     }
+}
 
+impl<O> ScaledOptimizer<O> {
     /// The optimizer, as of the last step. Under [`Detection::Deferred`] it waits for the step's flag.
     pub fn inner(&self) -> &O {
         match &self.pending {
@@ -115,14 +110,14 @@ impl<O> ScaledOptimizer<O> {
     /// Undoes the last step if it overflowed.
     fn settle(&mut self) {
         if let Some((outcome, older)) = self.pending.take() {
-            drop(self.scaler.settled());
+            drop(self.scaler.shared.settled());
             if !outcome.culprits().is_empty() {
                 self.inner = older;
             }
         }
     }
 
-    fn advance<B, M>(&mut self, lr: LearningRate, module: M, gradients: StepGradients) -> M
+    fn advance<B, M>(&mut self, lr: LearningRate, module: M, mut gradients: StepGradients) -> M
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
@@ -137,8 +132,12 @@ impl<O> ScaledOptimizer<O> {
             None => message::describe(|| self.inner.step(lr, module, GradientsParams::new())),
         };
         self.inside = Some(inside);
+        // An accumulation counts the devices' micro-batches.
+        if !inside.checks {
+            gradients.merge::<B, M>(&module);
+        }
         // Other ranks' gradients are waited for in any case.
-        let deferred = self.scaler.state().detection == Detection::Deferred && !inside.ranks;
+        let deferred = self.scaler.shared.lock().detection == Detection::Deferred && !inside.ranks;
         let probe = match (inside.checks, deferred) {
             (true, _) => Probe::None,
             (false, true) => Probe::Exact, // the device decides by it
@@ -147,7 +146,7 @@ impl<O> ScaledOptimizer<O> {
         let inspection = Inspection::new::<B, M>(&module, &gradients, probe);
         if let Some((path, dtype)) = inspection.half_precision() {
             let error = AmpError::HalfPrecisionParameter { path, dtype };
-            self.scaler.state().fail(error);
+            self.scaler.shared.lock().fail(error);
             self.scaler.raise();
             return module;
         }
@@ -171,13 +170,17 @@ impl<O> ScaledOptimizer<O> {
         O: Optimizer<M, B>,
     {
         let step = || catch_overflow(|| gradients.step(&mut self.inner, lr, module));
-        let ((module, overflowed), verdict) = catch_verdict(step);
-        let mut state = self.scaler.state();
-        match verdict.and_then(|verdict| verdict.downcast().ok()) {
-            _ if !overflowed.is_empty() => state.record(&self.id, overflowed),
-            Some(verdict) => {
-                let verdict: Arc<Verdict<B::InnerBackend>> = *verdict;
-                state.defer(&self.id, verdict);
+        let ((module, overflowed), micro_batch) = catch_verdict(step);
+        let mut state = self.scaler.shared.lock();
+        match micro_batch {
+            _ if !overflowed.is_empty() => state.record(&self.update(), overflowed),
+            Some(MicroBatch { verdict, is_update }) => {
+                let step = Step {
+                    is_update,
+                    ..self.update()
+                };
+                let verdict = verdict.downcast::<Arc<Verdict<B::InnerBackend>>>();
+                state.defer(step, *verdict.expect("a verdict of this backend"));
             }
             None => {} // a message
         }
@@ -194,7 +197,7 @@ impl<O> ScaledOptimizer<O> {
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
-        let enabled = self.scaler.state().is_enabled();
+        let enabled = self.scaler.shared.lock().is_enabled();
         message::report(|inside| inside.loss_scaler |= enabled);
         self.settle();
         if !enabled {
@@ -202,17 +205,24 @@ impl<O> ScaledOptimizer<O> {
         }
         // A window that is flushed may overflow when it is reduced.
         let (module, culprits) = catch_overflow(|| self.inner.step(lr, module, grads));
-        self.scaler.state().absorb_known();
+        self.scaler.shared.lock().absorb_known();
         if !culprits.is_empty() {
             self.record(culprits);
         }
         module
     }
 
+    fn update(&self) -> Step {
+        Step {
+            optimizer: self.id.clone(),
+            is_update: true,
+        }
+    }
+
     /// Records a step; it was skipped if `culprits`, the parameters with non-finite gradients on any rank, is not empty.
     fn record(&self, culprits: Vec<String>) {
         let found_inf = !culprits.is_empty();
-        self.scaler.state().record(&self.id, culprits);
+        self.scaler.shared.lock().record(&self.update(), culprits);
         if found_inf {
             self.scaler.raise();
         }
@@ -230,24 +240,17 @@ impl<O> ScaledOptimizer<O> {
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
-        // Entries that belong to no parameter are a message to a wrapped optimizer, not a step.
-        let is_step = !inspection.ids().is_empty() || gradients.is_empty();
         let culprits = match inspection.is_finite(Vec::new()) {
             (true, _) => Vec::new(),
             (false, _) => non_finite_paths::<B, M>(&module, &gradients),
         };
-        let culprits = match is_step {
-            true => non_finite_on_any_rank(culprits),
-            false => culprits,
-        };
+        let culprits = non_finite_on_any_rank(culprits);
         // Gradients of other ranks, or those of a window, may still overflow when they are reduced.
         let (module, culprits) = match culprits.is_empty() {
             true => catch_overflow(|| gradients.step(&mut self.inner, lr, module)),
             false => (module, culprits),
         };
-        if is_step || !culprits.is_empty() {
-            self.record(culprits);
-        }
+        self.record(culprits);
         module
     }
 
@@ -267,7 +270,10 @@ impl<O> ScaledOptimizer<O> {
         let verdict = inspection.into_verdict();
         let older = remember::<_, B, M>(&module, &ids);
         verdict.start_reading();
-        self.scaler.state().defer(&self.id, verdict.clone());
+        self.scaler
+            .shared
+            .lock()
+            .defer(self.update(), verdict.clone());
         self.pending = Some((verdict.clone(), self.inner.clone()));
 
         let module = gradients.step(&mut self.inner, lr, module);
@@ -288,7 +294,7 @@ where
         autocast::<Off, _>(|| {
             if message::received().is_some() {
                 self.pass_on(lr, module, grads)
-            } else if self.scaler.state().is_enabled() {
+            } else if self.scaler.shared.lock().is_enabled() {
                 self.advance(lr, module, StepGradients::One(grads))
             } else {
                 self.inner.step(lr, module, grads)
@@ -298,9 +304,8 @@ where
 
     fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
         autocast::<Off, _>(|| {
-            if self.scaler.state().is_enabled() {
-                let gradients = StepGradients::merge::<B, M>(grads, &module);
-                self.advance(lr, module, gradients)
+            if self.scaler.shared.lock().is_enabled() {
+                self.advance(lr, module, StepGradients::Several(grads))
             } else {
                 self.inner.step_multi(lr, module, grads)
             }
@@ -309,14 +314,14 @@ where
 
     fn to_record(&self) -> Self::Record {
         let inner = self.inner().to_record();
-        let scaler = self.scaler.settled().to_record();
+        let scaler = self.scaler.shared.settled().to_record();
         ScaledRecord { scaler, inner }
     }
 
     fn load_record(mut self, record: Self::Record) -> Self {
         // State that is in no record must not come from a step that is undone.
         self.settle();
-        self.scaler.settled().load_record(record.scaler);
+        self.scaler.shared.settled().load_record(record.scaler);
         self.inner = self.inner.load_record(record.inner);
         self
     }

@@ -8,6 +8,14 @@ use crate::{GradScalerConfig, LossScale, ScaleUpdate};
 #[derive(Clone, Debug, Default)]
 pub(super) struct OptimizerId(Arc<()>);
 
+/// A step of a wrapped optimizer.
+#[derive(Clone, Debug)]
+pub(super) struct Step {
+    pub(super) optimizer: OptimizerId,
+    /// Whether it updates parameters if it is finite: a micro-batch within a window does not, and counts only if it overflows.
+    pub(super) is_update: bool,
+}
+
 /// The loss scale, and the steps of the current iteration.
 ///
 /// An iteration is one step of each optimizer that lives; it ends early where one of them steps again, as the discriminator of a
@@ -44,15 +52,20 @@ impl SharedScale {
         self.optimizers.push(Arc::downgrade(&optimizer.0));
     }
 
-    /// Whether the same steps lead on from both, after equally many steps of the same optimizers.
+    /// Whether the same steps lead on from both.
     pub(super) fn is_as(&self, other: &Self) -> bool {
-        let key = |scale: &Self| (scale.stepped.len(), scale.overflowed);
-        key(self) == key(other) && self.loss_scale == other.loss_scale
+        let stepped = |scale: &Self| scale.stepped.iter().map(Weak::as_ptr).collect::<Vec<_>>();
+        stepped(self) == stepped(other)
+            && self.overflowed == other.overflowed
+            && self.loss_scale == other.loss_scale
     }
 
     /// Records a step and returns its effect on the scale.
-    pub(super) fn step(&mut self, optimizer: &OptimizerId, found_inf: bool) -> ScaleUpdate {
-        let own = Arc::downgrade(&optimizer.0);
+    pub(super) fn step(&mut self, step: &Step, found_inf: bool) -> ScaleUpdate {
+        if !step.is_update && !found_inf {
+            return ScaleUpdate::Kept;
+        }
+        let own = Arc::downgrade(&step.optimizer.0);
         if self.stepped.iter().any(|other| other.ptr_eq(&own)) {
             self.end_iteration();
         }

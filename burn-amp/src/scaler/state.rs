@@ -16,7 +16,7 @@ use super::{
     config::{Detection, GradScalerConfig},
     deferred::{Pending, Possible},
     overflow::{LossProbe, Overflow, OverflowCause},
-    shared_scale::{OptimizerId, SharedScale},
+    shared_scale::{SharedScale, Step},
 };
 use crate::{AmpError, FirstNonFinite, LossScale, LossScaleState, ScaleUpdate};
 
@@ -163,13 +163,13 @@ impl State {
     }
 
     /// Records a step whose outcome the host may not know yet; until it does the scale is on the device.
-    pub(super) fn defer<I: Backend>(&mut self, optimizer: &OptimizerId, verdict: Arc<Verdict<I>>) {
+    pub(super) fn defer<I: Backend>(&mut self, step: Step, verdict: Arc<Verdict<I>>) {
         let known = self.possible::<I>();
         if known.is_none_or(|possible| possible.states() > MAX_STATES) {
             self.settle();
         }
         self.pending.push_back(Pending {
-            optimizer: optimizer.clone(),
+            step: step.clone(),
             outcome: verdict.clone(),
             losses: core::mem::take(&mut self.losses).into(),
         });
@@ -177,8 +177,8 @@ impl State {
             None => self.settle(),
             Some(found_inf) => {
                 let after = match self.possible::<I>() {
-                    None => Possible::new(&self.scale, optimizer, found_inf),
-                    Some(before) => before.next(optimizer, found_inf),
+                    None => Possible::new(&self.scale, &step, found_inf),
+                    Some(before) => before.next(&step, found_inf),
                 };
                 self.possible = Some(Box::new(after));
             }
@@ -196,26 +196,26 @@ impl State {
     /// Waits for the outcomes of the pending steps and records them.
     pub(super) fn settle(&mut self) {
         self.possible = None;
-        while let Some(step) = self.pending.pop_front() {
-            let culprits = step.outcome.culprits().to_vec();
-            self.absorb(&step.optimizer, culprits, step.losses);
+        while let Some(pending) = self.pending.pop_front() {
+            let culprits = pending.outcome.culprits().to_vec();
+            self.absorb(&pending.step, culprits, pending.losses);
         }
     }
 
     /// Records a step with a known outcome, after those that are pending.
-    pub(super) fn record(&mut self, optimizer: &OptimizerId, culprits: Vec<String>) {
+    pub(super) fn record(&mut self, step: &Step, culprits: Vec<String>) {
         self.settle();
         let losses = core::mem::take(&mut self.losses);
-        self.absorb(optimizer, culprits, losses.into());
+        self.absorb(step, culprits, losses.into());
     }
 
     /// Records a step: it was skipped if there are culprits, the paths of parameters with non-finite gradients.
-    fn absorb(&mut self, optimizer: &OptimizerId, culprits: Vec<String>, losses: Vec<LossProbe>) {
+    fn absorb(&mut self, step: &Step, culprits: Vec<String>, losses: Vec<LossProbe>) {
         self.counters.steps += 1;
         if culprits.is_empty() {
             self.counters.skipped_in_a_row = 0;
             self.counters.stillborn = 0;
-            self.scale.step(optimizer, false);
+            self.scale.step(step, false);
             return;
         }
 
@@ -225,7 +225,7 @@ impl State {
             parameters: culprits,
             cause: cause_of(losses),
         };
-        let update = self.scale.step(optimizer, true);
+        let update = self.scale.step(step, true);
         self.count_skip(overflow.cause);
         self.warn(&overflow);
         if let Some(error) = self.fatal(&overflow, update) {

@@ -23,11 +23,12 @@ use burn::optim::{
 };
 use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::module::attention;
 use burn_accum::{AccumConfig, MultiSteps};
 use burn_amp::{Autocast, Bf16, F16};
-use burn_checkpoint::{MemoryBudget, Remat, RematStats};
+use burn_checkpoint::{FusedBackward, MemoryBudget, Remat, RematStats};
 use burn_estimate::{
-    DeviceProfile, Estimate, Holder, Kind, Meta, MetaDevice, Shares, estimate_step,
+    DeviceProfile, Estimate, Holder, Kind, Meta, MetaDevice, Shares, estimate_run, estimate_step,
 };
 use burn_flex::Flex;
 use examples::gpt::recompute::Checkpoint;
@@ -199,9 +200,17 @@ where
 fn further_micro_batches_take_as_long_as_the_last() {
     let _turn = turn();
     let device = DeviceProfile::A100;
-    for checkpoint in [Checkpoint::None, Checkpoint::Block, Checkpoint::Offload] {
+    for (checkpoint, fused) in [
+        (Checkpoint::None, false),
+        (Checkpoint::Block, false),
+        (Checkpoint::Offload, false),
+        (Checkpoint::None, true),
+    ] {
         let program = Gpt(checkpoint);
-        let of = |micro_batches| summed::<Autodiff<Remat<Meta>>, _>(&program, micro_batches);
+        let of = |micro_batches| match fused {
+            true => summed::<FusedBackward<Autodiff<Remat<Meta>>>, _>(&program, micro_batches),
+            false => summed::<Autodiff<Remat<Meta>>, _>(&program, micro_batches),
+        };
         let (two, four) = (of(2), of(4));
         let ratio = |two: &Estimate, four: &Estimate| {
             let derived = two.time_with_more(&device, 2);
@@ -219,9 +228,50 @@ fn further_micro_batches_take_as_long_as_the_last() {
         ];
         assert!(
             ratios.iter().all(|ratio| (0.99..=1.01).contains(ratio)),
-            "{checkpoint:?}: {ratios:?}"
+            "{checkpoint:?}, fused {fused}: {ratios:?}"
         );
     }
+}
+
+/// `FusedBackward` computes the softmax again in backward, which is no forward pass.
+#[test]
+fn gradients_of_a_fused_attention_are_gradients() {
+    fn gradient_bytes<B: AutodiffBackend<Device = MetaDevice>>() -> u64 {
+        let device = MetaDevice::default();
+        let layer = |_| {
+            LinearConfig::new(64, 64)
+                .with_bias(false)
+                .init::<B>(&device)
+        };
+        let mut optimizer = AdamWConfig::new().init::<B, Vec<Linear<B>>>();
+        let step = |model: Vec<Linear<B>>| {
+            let x = Tensor::<B, 3>::zeros([1, 4, 64], &device);
+            let heads = |layer: &Linear<B>| {
+                let y = layer.forward(x.clone());
+                y.reshape([1, 4, 2, 32]).swap_dims(1, 2)
+            };
+            let [query, key, value] = [0, 1, 2].map(|nth| heads(&model[nth]));
+            let y = attention(query, key, value, None, None, Default::default());
+            let gradients = GradientsParams::from_grads(y.sum().backward(), &model);
+            optimizer.step(1e-3, model, gradients)
+        };
+        let model = (0..3).map(layer).collect();
+        let (estimate, _) = estimate_step::<B, _>(model, step);
+        estimate.bytes_of(Kind::Gradient)
+    }
+    let _turn = turn();
+    let fused = gradient_bytes::<FusedBackward<Autodiff<Meta>>>();
+    assert!(fused > 0);
+    assert_eq!(fused, gradient_bytes::<Autodiff<Meta>>());
+}
+
+#[test]
+fn an_empty_device_starts_with_nothing() {
+    let (estimate, _) = estimate_run(MetaDevice::new(9), || {
+        Tensor::<Meta, 1>::ones([1000], &MetaDevice::new(9)).sum()
+    });
+    assert_eq!((estimate.start_bytes, estimate.peak_bytes), (0, 4004));
+    assert_eq!(estimate.bytes_in_use, [0, 4000, 4004, 4]);
 }
 
 #[test]

@@ -128,6 +128,20 @@ fn finite_masks<I: Backend>() {
     check::<I, Bf16>();
 }
 
+/// Nothing is kept finite where nothing is lowered.
+#[test]
+fn off_fills_as_the_inner_backend() {
+    fn fill<B: Backend>() -> Vec<f32> {
+        let ones = Tensor::<B, 1>::ones([2], &Default::default()).cast(DType::F16);
+        let mask = Tensor::<B, 1, Bool>::from_data([true, false], &Default::default());
+        values(ones.mask_fill(mask, -1e9))
+    }
+    assert_eq!(fill::<Flex>(), [f32::NEG_INFINITY, 1.0]);
+    assert_eq!(fill::<Autocast<Flex, Off>>(), fill::<Flex>());
+    assert_eq!(autocast::<Off, _>(fill::<Autocast<Flex>>), fill::<Flex>());
+    assert_eq!(fill::<Autocast<Flex, F16>>(), [-65504.0, 1.0]);
+}
+
 fn masked_rows_give_no_nan<I: Backend>() {
     masked_rows_under::<I, F16>();
     masked_rows_under::<I, Bf16>();

@@ -93,7 +93,7 @@ macro_rules! see {
 /// An operand, converted for the inner backend.
 macro_rules! convert {
     (Fill $x:ident $target:ident $seen:ident) => {
-        within($x, $seen.operands.destination($target))
+        within::<Configured>($x, $seen.operands.destination($target))
     };
     (Follow $x:ident $target:ident $seen:ident) => {
         bring::<B>($x, $seen.operands.destination($target))
