@@ -86,13 +86,23 @@ impl<I: Backend> StepParameter<I> {
 }
 
 /// What an optimizer on the host knows about the module.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct HostLink {
     /// The nodes of the leaves that the optimizer made.
     leaves: HashMap<ParamId, u64>,
     /// Copies gradients to the host during backward. `None` before there is a model, on a backend that is not
     /// [`Sharded`](crate::Sharded), and inside a `ZeroOptimizer`, which has its own.
     reducer: Option<Arc<GradientReducer>>,
+}
+
+/// The reducer is of one optimizer: clones on two threads would mix the gradients of their backward passes.
+impl Clone for HostLink {
+    fn clone(&self) -> Self {
+        Self {
+            leaves: self.leaves.clone(),
+            reducer: None,
+        }
+    }
 }
 
 impl HostLink {
@@ -109,6 +119,9 @@ impl HostLink {
     ) -> Result<Vec<StepParameter<B::InnerBackend>>, ZeroOptimizerError> {
         let mut found: Vec<StepParameter<B::InnerBackend>> = Vec::new();
         for_each_float(module, |path, id, tensor: FloatTensor<B>| {
+            if !is_trained::<B>(&tensor) {
+                return;
+            }
             // `GradAdaptor` does not store the number of dimensions. It has a gradient once, which the first path takes.
             let Some((gradient, device)) = gradients.remove::<B::InnerBackend, 1>(id) else {
                 return;
@@ -193,6 +206,11 @@ impl HostLink {
     }
 }
 
+/// Whether a tensor is not a frozen copy under the same id. Shards require no gradients, and all are trained.
+fn is_trained<B: AutodiffBackend>(tensor: &FloatTensor<B>) -> bool {
+    B::float_is_require_grad(tensor) || STEP.with_borrow(Option::is_some)
+}
+
 struct UpdateMapper<'a, B: AutodiffBackend, F> {
     devices: HashMap<ParamId, Device<B>>,
     update: F,
@@ -206,6 +224,9 @@ where
     F: FnMut(ParamId) -> TensorData,
 {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        if !is_trained::<B>(&param.val().into_primitive().tensor()) {
+            return param;
+        }
         let tensor = |leaf| Tensor::<B, D>::from_primitive(TensorPrimitive::Float(leaf));
         if let Some(made) = self.made.get(&param.id) {
             let (id, _, mapper) = param.consume();
