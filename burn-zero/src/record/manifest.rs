@@ -410,6 +410,11 @@ pub(crate) fn unite(ours: &mut Value, theirs: Value) -> Result<(), (Value, Value
                 unite(ours.entry(key).or_insert(Value::Null), value)?;
             }
         }
+        (Value::Array(ours), Value::Array(theirs)) if ours.len() == theirs.len() => {
+            for (ours, theirs) in ours.iter_mut().zip(theirs) {
+                unite(ours, theirs)?;
+            }
+        }
         (ours, theirs) if *ours == theirs => {}
         (ours, theirs) => return Err((ours.clone(), theirs)),
     }
