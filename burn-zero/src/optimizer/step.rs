@@ -56,8 +56,13 @@ impl<O> ZeroOptimizer<O> {
             Some(gradient.into_primitive().tensor())
         });
         let at = reducer.next_step(lr);
-        let Some(reduced) =
-            reduce::<B::InnerBackend>(&reducer, at.clone(), own.collect(), &device)?
+        let Some(reduced) = reduce::<B::InnerBackend>(
+            &reducer,
+            at.clone(),
+            own.collect(),
+            &parameters.nodes,
+            &device,
+        )?
         else {
             return Ok(module);
         };
@@ -273,12 +278,13 @@ pub(crate) fn own_shards<B: AutodiffBackend, M: AutodiffModule<B>>(
     shards.collect()
 }
 
-/// Reduces this rank's gradients, unless backward has, and returns this rank's shards. `None` if any overflowed in the reduction and a loss
-/// scaler has recorded it: all ranks skip the step.
+/// Reduces this rank's gradients, unless backward has, and returns this rank's shards. `nodes` are those of the parameters' leaves. `None` if
+/// any overflowed in the reduction and a loss scaler has recorded it: all ranks skip the step.
 fn reduce<I: Backend>(
     reducer: &GradientReducer,
     at: StepTag,
     mut own: Gradients<I>,
+    nodes: &[Option<u64>],
     device: &I::Device,
 ) -> Result<Option<Gradients<I>>, ZeroError> {
     let hold = |gradient: &FloatTensor<I>| {
@@ -286,19 +292,25 @@ fn reduce<I: Backend>(
         reducer.tracker().hold(bytes)
     };
     let mut tracked: Vec<_> = own.iter().map(|g| g.as_ref().map(hold)).collect();
-    if reducer.group().world_size() == 1 || reducer.take_reduced() {
+    let due: Vec<_> = match reducer.take_reduced() {
+        None => (0..own.len()).collect(),
+        Some(except) => (0..own.len())
+            .filter(|&parameter| nodes[parameter].is_some_and(|node| except.contains(&node)))
+            .collect(),
+    };
+    if reducer.group().world_size() == 1 || due.is_empty() {
         return Ok(Some(own));
     }
     let parameters = reducer.layout().parameters();
-    for (parameter, gradient) in own.iter().enumerate() {
+    for &parameter in &due {
         let elements = parameters[parameter].elements();
-        check::<I>(reducer.layout(), parameter, gradient, elements)?;
+        check::<I>(reducer.layout(), parameter, &own[parameter], elements)?;
     }
-    reducer.begin_step(at);
-    for (parameter, gradient) in own.iter_mut().enumerate().rev() {
+    reducer.begin_step(at, &due);
+    for &parameter in due.iter().rev() {
         // From here the reducer counts the gradient's bytes.
         drop(tracked[parameter].take());
-        let read = gradient.take().map(HostRead::start::<I>);
+        let read = own[parameter].take().map(HostRead::start::<I>);
         reducer.submit(parameter, read);
     }
     let reduced = reducer.finish()?;
@@ -309,9 +321,9 @@ fn reduce<I: Backend>(
     if !overflowed.is_empty() && gradient::report_overflow(overflowed) {
         return Ok(None);
     }
-    let reduced = reduced.into_iter().map(|reduced| {
-        let data = reduced?.data;
-        Some(gradient::load(|| reducer.placed::<I>(data, device)))
+    let reduced = reduced.into_iter().zip(own).map(|(reduced, own)| {
+        let Some(reduced) = reduced else { return own };
+        Some(gradient::load(|| reducer.placed::<I>(reduced.data, device)))
     });
     Ok(Some(reduced.collect()))
 }
