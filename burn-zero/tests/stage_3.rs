@@ -1018,3 +1018,35 @@ fn weights_that_a_program_sets_are_sharded_when_they_are_prepared() {
     };
     assert!(run(Stage::Gradients) == run(Stage::Parameters));
 }
+
+#[test]
+fn so_are_frozen_ones_that_are_loaded() {
+    let _turn = turn();
+    let dir = tempfile::tempdir().expect("a directory");
+    let expected = bits(&layers::<B>(3, WIDTH, 0.1));
+    let loaded = ThreadGroup::spawn(2, Default::default(), |group| {
+        let of_rank = [0.1, 0.3][group.rank()];
+        let (adam, settings) = (
+            AdamWConfig::new().init(),
+            ZeroSettings::stage(Stage::Parameters),
+        );
+        let mut zero = ZeroOptimizer::new(adam, Arc::new(group), settings)?;
+        let model = offload_parameters::<B, _>(frozen(layers(3, WIDTH, 0.2)))?;
+        let model = zero.prepare::<B, _>(model)?;
+        let model = model.load_record(layers(3, WIDTH, of_rank).into_record());
+        let training = Training {
+            model: zero.prepare::<B, _>(model)?,
+            scheduler: 0.05,
+            optimizer: zero,
+        };
+        let recorder = training.optimizer.recorder()?;
+        let state = TrainingState::at_step(0);
+        recorder.save(dir.path(), training.by_ref(), state, Keep::All)?;
+        let (saved, _) = recorder.load(dir.path(), None, training.clone())?;
+        Ok::<_, RecordError>((bits(&training.model), bits(&saved.model)))
+    });
+    for rank in loaded.expect("ranks end") {
+        let (loaded, saved) = rank.expect("ranks agree");
+        assert!(loaded == expected && saved == expected);
+    }
+}

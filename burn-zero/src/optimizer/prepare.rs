@@ -216,7 +216,7 @@ fn in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
         let parts = parts.filter(|_| !B::float_is_require_grad(&tensor));
         parts
             .into_iter()
-            .for_each(|parts| frozen.insert(path, parts.clone()));
+            .for_each(|parts| frozen.insert(path, parts.clone(), leaf_node::<B>(&tensor)));
     });
     Ok(module)
 }
@@ -250,7 +250,7 @@ fn some_in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
         let leaf = parts.and_then(|parts| Ok((parts.leaf::<B>(&device)?, parts)));
         match leaf {
             Ok((leaf, parts)) if !is_trained => {
-                frozen.insert(path, parts);
+                frozen.insert(path, parts, leaf_node::<B>(&leaf));
                 leaf
             }
             Ok((leaf, _)) => {

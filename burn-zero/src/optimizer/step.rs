@@ -184,6 +184,36 @@ impl<O> ZeroOptimizer<O> {
         module
     }
 
+    /// Takes over the parameters that something else has set since the last step, if they are sharded. All ranks call it.
+    pub(super) fn follow<B, M>(&mut self, module: &M)
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let Prepared {
+            reducer,
+            shards,
+            mut frozen,
+        } = self.prepared.lock().clone();
+        let (Some(reducer), Some(shards)) = (reducer, shards) else {
+            return;
+        };
+        frozen.follow::<B, M>(module);
+        self.prepared.lock().frozen = frozen;
+        let parameters = Parameters::of::<B, M>(module);
+        let is_own =
+            |(parameter, node): (usize, &Option<u64>)| shards.own(parameter, *node).is_some();
+        if parameters.nodes.iter().enumerate().all(is_own) {
+            return;
+        }
+        let own = own_shards::<B, M>(Some(&*shards), reducer.layout(), &parameters, module);
+        self.leaves
+            .retain(|parameter, node| parameters.nodes[*parameter] == Some(*node));
+        let at = "changes since the last step".to_owned();
+        let shards = ParameterStore::new(reducer, shards.units().clone(), own, at);
+        self.prepared.lock().shards = Some(shards);
+    }
+
     /// The module with whole parameters, frozen ones too, in the host memory of rank 0, if they are sharded. All ranks call it.
     ///
     /// # Errors
@@ -210,11 +240,11 @@ impl<O> ZeroOptimizer<O> {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let Prepared { shards, frozen, .. } = self.prepared.lock().clone();
+        let shards = self.prepared.lock().shards.clone();
         let (Some(shards), Some(reducer)) = (shards, self.reducer.clone()) else {
             return module;
         };
-        let module = frozen.put::<B, M>(module);
+        let module = self.prepared.lock().frozen.put::<B, M>(module);
         let on_host: Vec<_> = self.leaves.keys().copied().collect();
         let module = self.put::<B, M>(module, shards, on_host);
         attach_to::<B, M>(&reducer, &module);
