@@ -7,6 +7,7 @@ mod layers;
 #[path = "support/probe.rs"]
 mod probe;
 
+use std::fs;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -982,6 +983,19 @@ fn integers_and_booleans_are_read_too() {
     );
     positions.assert_eq(&saved.positions.val().into_data(), false);
     mask.assert_eq(&saved.mask.val().into_data(), false);
+
+    // A large file of another format, whose first bytes are no length.
+    let other = dir.path().join("other");
+    fs::write(&other, [0x80; 16]).expect("it is written");
+    let large = fs::OpenOptions::new().write(true).open(&other);
+    let large = large.and_then(|file| file.set_len(1 << 26));
+    large.expect("it is lengthened");
+    HEAP.reset_peak_usage();
+    let before = HEAP.current_usage();
+    let error = read_on_use::<B, _>(net(0, [false, false]), &other).err();
+    assert!(matches!(error, Some(RecordError::Torn { .. })), "{error:?}");
+    let read = HEAP.peak_usage() - before;
+    assert!(read < 1 << 20, "{read} bytes were read");
 
     let without = LinearConfig::new(3, 2).init::<B>(&Default::default());
     let error = read_on_use::<B, _>(without, &file).err();
