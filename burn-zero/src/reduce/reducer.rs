@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
 
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, TensorData};
+use burn_backend::{Backend, DType, TensorData};
 use bytemuck::{cast_slice, pod_collect_to_vec};
+use half::{bf16, f16};
 use parking_lot::Mutex;
 
 use super::layout::{Layout, StepTag};
@@ -458,7 +459,13 @@ impl Sum {
             let parameter = segment.parameter;
             let at = segment.start - first;
             let elements = &elements[at..at + segment.range.len()];
-            if elements.iter().any(|element| !element.is_finite()) {
+            // A finite sum may overflow in the type of the parameter.
+            let is_finite = match how.layout.parameters()[parameter].dtype {
+                DType::F16 => |element: &f32| f16::from_f32(*element).is_finite(),
+                DType::BF16 => |element: &f32| bf16::from_f32(*element).is_finite(),
+                _ => |element: &f32| element.is_finite(),
+            };
+            if !elements.iter().all(is_finite) {
                 self.findings[parameter] |= NON_FINITE;
             }
             let (whole, held) = (&mut self.elements[parameter], how.layout.held(parameter));
