@@ -177,3 +177,15 @@ fn clones_on_two_threads_train_as_one_after_the_other() {
     });
     assert!(together == expected);
 }
+
+#[test]
+fn a_cast_of_the_model_is_followed() {
+    let mut optimizer = config().init().unwrap();
+    let mut model = train(&mut optimizer, Net::new(DType::F32), 0..2);
+    for dtype in [DType::BF16, DType::F16, DType::F32] {
+        let cast = |low: Tensor<B, 3>| low.cast(dtype).detach().require_grad();
+        model.inner.low = model.inner.low.map(cast);
+        model = train(&mut optimizer, model, 2..4);
+        assert_eq!(model.inner.low.val().dtype(), dtype);
+    }
+}
