@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
-use burn::module::{AutodiffModule, ParamId};
+use burn::module::{AutodiffModule, ParamId, list_param_ids};
 use burn::optim::Optimizer;
 use burn::record::Record;
 use burn::tensor::backend::{AutodiffBackend, Backend, DeviceId};
@@ -200,7 +200,7 @@ impl<O> ZeroOptimizer<O> {
             .frozen
             .put::<B, M>(module.fork(&device));
         let (module, ids) = self.prepare_on::<B, M>(context.group.clone(), module, &device)?;
-        self.cut_state::<B>(&ids, &device)?;
+        self.cut_state::<B>(&ids, list_param_ids(&module), &device)?;
         // A context belongs to one training.
         let _ = context.ids.set(ids);
         let is_sharded = self.prepared.lock().shards.is_some();

@@ -542,3 +542,24 @@ fn a_layer_may_have_a_tuple_as_its_record() {
         }
     }
 }
+
+#[test]
+fn a_layer_may_be_frozen_when_it_is_loaded() {
+    let dir = tempdir().unwrap();
+    save(dir.path(), 2, Stage::Gradients, 4);
+    for stage in WITH_PARAMETERS {
+        let loaded = on_each_rank(2, |group| {
+            let mut net = Net::new(&Default::default());
+            net.sometimes = net.sometimes.set_require_grad(false);
+            net.first = net.first.no_grad();
+            let (run, recorder) = build(group.clone(), stage, net)?;
+            let (run, _) = recorder.load::<B, _, _, _>(dir.path(), None, run)?;
+            let loaded = parameters(&run.model);
+            let run = train(run, 4..7, &*group);
+            let trained = parameters(&run.model);
+            assert!(loaded[..2] == trained[..2] && loaded != trained);
+            Ok::<_, RecordError>(trained)
+        });
+        loaded.into_iter().for_each(|loaded| drop(loaded.unwrap()));
+    }
+}
