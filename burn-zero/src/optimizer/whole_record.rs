@@ -113,20 +113,17 @@ impl<O> ZeroOptimizer<O> {
         let all = self
             .group
             .gather_bytes(label, own.to_string().into_bytes())?;
-        let mut united = Json::Null;
-        for (peer, bytes) in all.iter().enumerate() {
-            let theirs: Json = serde_json::from_slice(bytes).map_err(refuse)?;
-            if let Err((value, peer_value)) = unite(&mut united, theirs) {
-                return Err(ZeroError::Disagreement {
-                    label: label.to_owned(),
-                    rank: self.group.rank(),
-                    value: value.to_string(),
-                    peer,
-                    peer_value: peer_value.to_string(),
-                });
-            }
-        }
-        Ok(united)
+        let trees = all.iter().map(|bytes| serde_json::from_slice(bytes));
+        let trees = trees.collect::<Result<_, _>>().map_err(refuse)?;
+        unite(trees).map_err(
+            |[(rank, value), (peer, peer_value)]| ZeroError::Disagreement {
+                label: label.to_owned(),
+                rank,
+                value: value.to_string(),
+                peer,
+                peer_value: peer_value.to_string(),
+            },
+        )
     }
 }
 

@@ -101,6 +101,28 @@ fn what_one_rank_gives_wrong_is_saved_by_none() {
 }
 
 #[test]
+fn the_two_ranks_whose_state_differs_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = few(1);
+    let errors = on_ranks(3, |group| {
+        let mut state = TrainingState::at_step(1);
+        // Rank 0 has no state of this parameter.
+        if group.rank() > 0 {
+            state.optimizer = serde_json::json!({ "time": group.rank() });
+        }
+        let entries = entries(&whole, group.rank(), 3);
+        let saved = save_sharded(dir.path(), group, entries, state, Keep::default());
+        saved.unwrap_err().to_string()
+    });
+    for error in errors {
+        assert!(
+            error.contains("rank 2 has optimizer state 2, rank 1 1"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn only_ranges_that_can_be_are_taken() {
     let dir = tempfile::tempdir().unwrap();
     let whole = TensorSpec::new("model/blocks.0.größe", Dtype::U8, [2, 3]);
