@@ -118,8 +118,9 @@ impl HostLink {
         mut gradients: GradAdaptor,
     ) -> Result<Vec<StepParameter<B::InnerBackend>>, ZeroOptimizerError> {
         let mut found: Vec<StepParameter<B::InnerBackend>> = Vec::new();
+        let trained = Parameters::of::<B, M>(module);
         for_each_float(module, |path, id, tensor: FloatTensor<B>| {
-            if !is_trained::<B>(&tensor) {
+            if is_frozen_copy::<B>(&trained, id, &tensor) {
                 return;
             }
             // `GradAdaptor` does not store the number of dimensions. It has a gradient once, which the first path takes.
@@ -158,7 +159,9 @@ impl HostLink {
     ) -> M {
         let leaves = &mut self.leaves;
         let made = HashMap::new();
+        let trained = Parameters::of::<B, M>(&module);
         module.map(&mut UpdateMapper::<B, _> {
+            trained,
             devices,
             update,
             made,
@@ -206,12 +209,17 @@ impl HostLink {
     }
 }
 
-/// Whether a tensor is not a frozen copy under the same id. Shards require no gradients, and all are trained.
-fn is_trained<B: AutodiffBackend>(tensor: &FloatTensor<B>) -> bool {
-    B::float_is_require_grad(tensor) || STEP.with_borrow(Option::is_some)
+/// Whether a tensor is a frozen copy of a trained parameter, under the same id.
+fn is_frozen_copy<B: AutodiffBackend>(
+    trained: &Parameters,
+    id: ParamId,
+    tensor: &FloatTensor<B>,
+) -> bool {
+    trained.index.contains_key(&id) && !B::float_is_require_grad(tensor)
 }
 
 struct UpdateMapper<'a, B: AutodiffBackend, F> {
+    trained: Parameters,
     devices: HashMap<ParamId, Device<B>>,
     update: F,
     made: HashMap<ParamId, FloatTensor<B>>,
@@ -224,9 +232,11 @@ where
     F: FnMut(ParamId) -> TensorData,
 {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        if !is_trained::<B>(&param.val().into_primitive().tensor()) {
+        let old = param.val().into_primitive().tensor();
+        if is_frozen_copy::<B>(&self.trained, param.id, &old) {
             return param;
         }
+        drop(old);
         let tensor = |leaf| Tensor::<B, D>::from_primitive(TensorPrimitive::Float(leaf));
         if let Some(made) = self.made.get(&param.id) {
             let (id, _, mapper) = param.consume();
