@@ -39,9 +39,9 @@ pub enum ZeroError {
     Disagreement {
         /// What was compared.
         label: String,
-        /// This rank.
+        /// This rank, or for a union of all ranks' state the first that has a part of it.
         rank: usize,
-        /// This rank's value.
+        /// That rank's value.
         value: String,
         /// The first rank whose value differs.
         peer: usize,

@@ -76,7 +76,7 @@ impl ModelStates {
 /// What a rank holds and sends at most: each field is the maximum over ranks. Without activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Estimate {
-    /// Elements of all buckets with their padding: each bucket is padded to a multiple of the ranks.
+    /// Elements of all buckets with the padding of the last, to a multiple of the ranks.
     pub padded_elements: u64,
     /// Elements of the rank's shard, padding included.
     pub shard_elements: u64,
@@ -187,10 +187,10 @@ pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> 
     let come_and_go = in_units || settings.parameters == Memory::Host;
 
     // Elements.
-    let bucket = (settings.bucket_elements as u64).clamp(1, elements.max(1));
-    let (buckets, rest) = (elements / bucket, elements % bucket);
-    let padded = buckets * bucket.next_multiple_of(ranks) + rest.next_multiple_of(ranks);
+    // As `ShardMap::flat`, whose buckets divide by the ranks but for the last.
+    let bucket = (settings.bucket_elements as u64).max(ranks) / ranks * ranks;
     let bucket = bucket.min(elements);
+    let padded = elements.next_multiple_of(ranks);
     let shard = padded / ranks;
     let share = |sharded: bool| if sharded { shard } else { elements };
     let states = share(stage.shards_optimizer_state());

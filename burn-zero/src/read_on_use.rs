@@ -82,8 +82,11 @@ impl Tensors {
             let all = file.metadata()?.len();
             let (mut length, mut header) = ([0; 8], Vec::new());
             file.read_exact(&mut length)?;
-            file.take(u64::from_le_bytes(length))
-                .read_to_end(&mut header)?;
+            let length = u64::from_le_bytes(length);
+            // Another number is no length: the file is of another format, and the header stays empty.
+            if length <= all.saturating_sub(8) {
+                file.take(length).read_to_end(&mut header)?;
+            }
             Ok((header, all))
         })?;
         // `SafeTensors` requires the bytes of all tensors too.

@@ -170,12 +170,16 @@ impl Recorder {
         O: Optimizer<M, B>,
         S: LrScheduler,
     {
-        let (reducer, Prepared { shards, frozen, .. }) = self.prepared()?;
+        let (reducer, prepared) = self.prepared()?;
+        let Prepared {
+            shards, mut frozen, ..
+        } = prepared;
         let group = reducer.group();
         let layout = reducer.layout();
         let split = || {
             let parameters = Parameters::of::<B, M>(training.model);
             parameters.check_same(layout.parameters())?;
+            frozen.follow::<B, M>(training.model);
 
             let record = training.optimizer.to_record();
             let ids = state::ids_of_shards(layout);
@@ -270,7 +274,10 @@ impl Recorder {
         O: Optimizer<M, B>,
         S: LrScheduler,
     {
-        let (reducer, Prepared { shards, frozen, .. }) = self.prepared()?;
+        let (reducer, prepared) = self.prepared()?;
+        let Prepared {
+            shards, mut frozen, ..
+        } = prepared;
         let Some(mut record) = ShardedRecord::open_with(dir, reducer.group(), step)? else {
             return Ok((training, None));
         };
@@ -282,6 +289,7 @@ impl Recorder {
             let device = devices.into_iter().next().unwrap_or_default();
             let parameters = Parameters::of::<B, M>(&training.model);
             parameters.check_same(layout.parameters())?;
+            frozen.follow::<B, M>(&training.model);
             let tensors = model_tensors::<B, M>(&training.model, &parameters, &frozen)?;
             let sharded = shards.is_some().then_some(layout);
             let mut loaded = load_model(&tensors, sharded, record)?;
@@ -421,7 +429,7 @@ fn load_model<B: Backend>(
                 let path = it.spec.name.strip_prefix(MODEL);
                 loaded
                     .frozen
-                    .insert(path.unwrap_or_default(), Arc::new(parts));
+                    .insert(path.unwrap_or_default(), Arc::new(parts), None);
             }
             (None, None) => {
                 let name = it.spec.name.clone();

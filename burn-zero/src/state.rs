@@ -30,13 +30,13 @@ pub(crate) type Item<R, B> = <R as Record<B>>::Item<FullPrecisionSettings>;
 const PARAMETER: &str = "$parameter ";
 const TENSOR: &str = "$tensor";
 
-/// The ids in a record, with the positions of their parameters.
-pub(crate) type StateIds = HashMap<String, usize>;
+/// The ids in a record, with the positions of their parameters; `None` for a parameter that is not trained, whose state is left out.
+pub(crate) type StateIds = HashMap<String, Option<usize>>;
 
 /// The ids of parameters, which are given in their order.
 pub(crate) fn state_ids(ids: impl IntoIterator<Item = ParamId>) -> StateIds {
     let ids = ids.into_iter().map(|id| id.serialize());
-    ids.zip(0..).collect()
+    ids.zip((0..).map(Some)).collect()
 }
 
 /// The ids in the record of an optimizer that steps on shards.
@@ -72,12 +72,12 @@ pub(crate) fn split<B: Backend, R: Record<B>>(
     drop(item);
     let mut tensors = Vec::new();
     let rename = |id: &str, of| {
-        Ok(Some(match ids.get(id) {
-            None => (id.to_owned(), of),
-            Some(&parameter) => {
-                let path = &layout.parameters()[parameter].path;
-                (format!("{PARAMETER}{path}"), Some(parameter))
-            }
+        let Some(known) = ids.get(id) else {
+            return Ok(Some((id.to_owned(), of)));
+        };
+        Ok(known.map(|parameter| {
+            let path = &layout.parameters()[parameter].path;
+            (format!("{PARAMETER}{path}"), Some(parameter))
         }))
     };
     let take = |place: &str, parameter: usize, fields: Fields| {
@@ -121,7 +121,7 @@ pub(crate) fn join<E: From<ZeroOptimizerError>>(
 ) -> Result<Value, E> {
     let paths = layout.parameters().iter().zip(0..);
     let paths: HashMap<_, _> = paths.map(|(it, index)| (&*it.path, index)).collect();
-    let ids: HashMap<_, _> = ids.iter().map(|(id, index)| (*index, id)).collect();
+    let ids: HashMap<_, _> = ids.iter().map(|(id, index)| (index.as_ref(), id)).collect();
     let rename = |key: &str, of: Option<usize>| {
         let Some(path) = key.strip_prefix(PARAMETER) else {
             // Burn's records name the number of dimensions of a parameter's state, such as `Rank2`: here the shard's.
@@ -134,11 +134,10 @@ pub(crate) fn join<E: From<ZeroOptimizerError>>(
             };
             return Ok(Some((key, of)));
         };
+        // Burn too ignores the state of a parameter that is not trained now.
         let parameter = paths.get(path).copied();
-        let parameter =
-            parameter.ok_or_else(|| refuse(format!("the model has no parameter {path}")))?;
-        let is_held = layout.held(parameter) > 0;
-        Ok(is_held.then(|| (ids[&parameter].clone(), Some(parameter))))
+        let held = parameter.filter(|parameter| layout.held(*parameter) > 0);
+        Ok(held.map(|parameter| (ids[&Some(&parameter)].clone(), Some(parameter))))
     };
     let put = |place: &str, parameter: usize, fields: Fields| -> Result<_, E> {
         let dtype: DType = fields[0].1.deserialized().map_err(refuse)?;

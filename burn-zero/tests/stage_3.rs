@@ -7,6 +7,7 @@ mod layers;
 #[path = "support/probe.rs"]
 mod probe;
 
+use std::fs;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -983,6 +984,19 @@ fn integers_and_booleans_are_read_too() {
     positions.assert_eq(&saved.positions.val().into_data(), false);
     mask.assert_eq(&saved.mask.val().into_data(), false);
 
+    // A large file of another format, whose first bytes are no length.
+    let other = dir.path().join("other");
+    fs::write(&other, [0x80; 16]).expect("it is written");
+    let large = fs::OpenOptions::new().write(true).open(&other);
+    let large = large.and_then(|file| file.set_len(1 << 26));
+    large.expect("it is lengthened");
+    HEAP.reset_peak_usage();
+    let before = HEAP.current_usage();
+    let error = read_on_use::<B, _>(net(0, [false, false]), &other).err();
+    assert!(matches!(error, Some(RecordError::Torn { .. })), "{error:?}");
+    let read = HEAP.peak_usage() - before;
+    assert!(read < 1 << 20, "{read} bytes were read");
+
     let without = LinearConfig::new(3, 2).init::<B>(&Default::default());
     let error = read_on_use::<B, _>(without, &file).err();
     assert!(
@@ -1017,4 +1031,36 @@ fn weights_that_a_program_sets_are_sharded_when_they_are_prepared() {
         trained.expect("ranks agree")
     };
     assert!(run(Stage::Gradients) == run(Stage::Parameters));
+}
+
+#[test]
+fn so_are_frozen_ones_that_are_loaded() {
+    let _turn = turn();
+    let dir = tempfile::tempdir().expect("a directory");
+    let expected = bits(&layers::<B>(3, WIDTH, 0.1));
+    let loaded = ThreadGroup::spawn(2, Default::default(), |group| {
+        let of_rank = [0.1, 0.3][group.rank()];
+        let (adam, settings) = (
+            AdamWConfig::new().init(),
+            ZeroSettings::stage(Stage::Parameters),
+        );
+        let mut zero = ZeroOptimizer::new(adam, Arc::new(group), settings)?;
+        let model = offload_parameters::<B, _>(frozen(layers(3, WIDTH, 0.2)))?;
+        let model = zero.prepare::<B, _>(model)?;
+        let model = model.load_record(layers(3, WIDTH, of_rank).into_record());
+        let training = Training {
+            model: zero.prepare::<B, _>(model)?,
+            scheduler: 0.05,
+            optimizer: zero,
+        };
+        let recorder = training.optimizer.recorder()?;
+        let state = TrainingState::at_step(0);
+        recorder.save(dir.path(), training.by_ref(), state, Keep::All)?;
+        let (saved, _) = recorder.load(dir.path(), None, training.clone())?;
+        Ok::<_, RecordError>((bits(&training.model), bits(&saved.model)))
+    });
+    for rank in loaded.expect("ranks end") {
+        let (loaded, saved) = rank.expect("ranks agree");
+        assert!(loaded == expected && saved == expected);
+    }
 }

@@ -47,7 +47,8 @@ impl Leaf {
 /// The uses of a parameter in a graph. Each hook holds a reference; the last hook to run has the complete gradient.
 #[derive(Debug)]
 pub struct Use {
-    pub(super) reducer: Arc<GradientReducer>,
+    /// Weak, because autodiff frees a graph without a backward pass only in the next one.
+    pub(super) reducer: Weak<GradientReducer>,
     pub(super) parameter: usize,
 }
 
@@ -166,8 +167,11 @@ fn hook<B: Backend>(leaf: AutodiffTensor<B>, depth: usize) -> AutodiffTensor<B> 
         if let Some(by) = leaf.uses.upgrade() {
             return Some(by);
         }
+        if leaf.reducer.strong_count() == 0 {
+            return None;
+        }
         let by = Arc::new(Use {
-            reducer: leaf.reducer.upgrade()?,
+            reducer: leaf.reducer.clone(),
             parameter: leaf.parameter,
         });
         leaf.uses = Arc::downgrade(&by);

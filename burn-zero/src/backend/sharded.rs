@@ -56,6 +56,8 @@ pub struct ShardedGradients<A: Tape> {
     left: HashMap<u64, Option<Gradient<A>>>,
     /// The factor by which the gradients in `inner` are still to be multiplied.
     weight: Option<FloatTensor<A::InnerBackend>>,
+    /// Which took part in the pass.
+    reducers: Vec<Arc<GradientReducer>>,
 }
 
 type Inner<A> = WithHost<<A as AutodiffBackend>::InnerBackend>;
@@ -96,10 +98,11 @@ impl<A: Tape> AutodiffBackend for Sharded<A> {
             inner,
             left: HashMap::new(),
             weight,
+            reducers,
         };
         forget_depth();
-        for reducer in &reducers {
-            gradients.finish(reducer, &device);
+        for reducer in gradients.reducers.clone() {
+            gradients.finish(&reducer, &device);
         }
         gradients
     }
@@ -110,7 +113,10 @@ impl<A: Tape> AutodiffBackend for Sharded<A> {
     ) -> Option<FloatTensor<Self::InnerBackend>> {
         match grads.left.get(&tape::node(tensor)) {
             Some(gradient) => gradient.clone(),
-            None => A::grad(tensor, &grads.inner).map(|gradient| grads.weigh(gradient)),
+            None => {
+                grads.note_stayed(tensor);
+                A::grad(tensor, &grads.inner).map(|gradient| grads.weigh(gradient))
+            }
         }
     }
 
@@ -120,7 +126,10 @@ impl<A: Tape> AutodiffBackend for Sharded<A> {
     ) -> Option<FloatTensor<Self::InnerBackend>> {
         match grads.left.get_mut(&tape::node(tensor)) {
             Some(gradient) => gradient.take(),
-            None => A::grad_remove(tensor, &mut grads.inner).map(|gradient| grads.weigh(gradient)),
+            None => {
+                grads.note_stayed(tensor);
+                A::grad_remove(tensor, &mut grads.inner).map(|gradient| grads.weigh(gradient))
+            }
         }
     }
 
@@ -163,6 +172,15 @@ fn begin(reducer: &Arc<GradientReducer>) {
 }
 
 impl<A: Tape> ShardedGradients<A> {
+    /// Notes that the gradient of a leaf has not left the graph, as that of a parameter which was replaced since the last step: the step
+    /// reduces it. Also where this rank has none, as another may.
+    fn note_stayed(&self, leaf: &FloatTensor<Sharded<A>>) {
+        let node = tape::node(leaf);
+        for reducer in &self.reducers {
+            reducer.set_not_reduced(node);
+        }
+    }
+
     /// A gradient that did not leave the graph, multiplied by the weight, if any.
     fn weigh(&self, gradient: FloatTensor<A::InnerBackend>) -> Gradient<A> {
         PlacedTensor::Device(match &self.weight {

@@ -119,16 +119,17 @@ impl<B: Backend> Backward<B, 2> for Hook {
             return;
         };
         let node = node.id;
-        match Arc::into_inner(self.by) {
-            Some(last) if last.reducer.takes(last.parameter) => {
+        let last = Arc::into_inner(self.by);
+        let last = last.and_then(|last| Some((last.reducer.upgrade()?, last.parameter)));
+        match last {
+            Some((reducer, parameter)) if reducer.takes(parameter) => {
                 let leaf = leaf::<B>(node.value, gradient.clone());
                 let gradient = match gradients.remove(&leaf) {
                     Some(others) => B::float_add(gradient, others),
                     None => gradient,
                 };
                 drop(leaf);
-                last.reducer
-                    .submit(last.parameter, Some(read::<B>(gradient)));
+                reducer.submit(parameter, Some(read::<B>(gradient)));
             }
             _ => gradients.register::<B>(node, gradient),
         }

@@ -91,12 +91,13 @@ impl HostState {
     ) -> Result<Self, ZeroError> {
         let (mut own, value) = match (state, value) {
             (Some(State::Host(state)), value) => {
-                let own = match state.adamw.config() == config {
+                let mut own = match state.adamw.config() == config {
                     // Copied if a clone of the optimizer or a record shares it.
                     true => Arc::try_unwrap(state).or_else(|shared| shared.copy(config))?,
                     false => state.copy(config)?,
                 };
                 let Some(value) = value else { return Ok(own) };
+                own.dtype = value.dtype; // the model may have been cast
                 (own, value)
             }
             (state, value) => {

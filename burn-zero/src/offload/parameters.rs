@@ -86,13 +86,23 @@ impl<I: Backend> StepParameter<I> {
 }
 
 /// What an optimizer on the host knows about the module.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct HostLink {
     /// The nodes of the leaves that the optimizer made.
     leaves: HashMap<ParamId, u64>,
     /// Copies gradients to the host during backward. `None` before there is a model, on a backend that is not
     /// [`Sharded`](crate::Sharded), and inside a `ZeroOptimizer`, which has its own.
     reducer: Option<Arc<GradientReducer>>,
+}
+
+/// The reducer is of one optimizer: clones on two threads would mix the gradients of their backward passes.
+impl Clone for HostLink {
+    fn clone(&self) -> Self {
+        Self {
+            leaves: self.leaves.clone(),
+            reducer: None,
+        }
+    }
 }
 
 impl HostLink {
@@ -108,7 +118,11 @@ impl HostLink {
         mut gradients: GradAdaptor,
     ) -> Result<Vec<StepParameter<B::InnerBackend>>, ZeroOptimizerError> {
         let mut found: Vec<StepParameter<B::InnerBackend>> = Vec::new();
+        let trained = Parameters::of::<B, M>(module);
         for_each_float(module, |path, id, tensor: FloatTensor<B>| {
+            if is_frozen_copy::<B>(&trained, id, &tensor) {
+                return;
+            }
             // `GradAdaptor` does not store the number of dimensions. It has a gradient once, which the first path takes.
             let Some((gradient, device)) = gradients.remove::<B::InnerBackend, 1>(id) else {
                 return;
@@ -145,7 +159,9 @@ impl HostLink {
     ) -> M {
         let leaves = &mut self.leaves;
         let made = HashMap::new();
+        let trained = Parameters::of::<B, M>(&module);
         module.map(&mut UpdateMapper::<B, _> {
+            trained,
             devices,
             update,
             made,
@@ -193,7 +209,17 @@ impl HostLink {
     }
 }
 
+/// Whether a tensor is a frozen copy of a trained parameter, under the same id.
+fn is_frozen_copy<B: AutodiffBackend>(
+    trained: &Parameters,
+    id: ParamId,
+    tensor: &FloatTensor<B>,
+) -> bool {
+    trained.index.contains_key(&id) && !B::float_is_require_grad(tensor)
+}
+
 struct UpdateMapper<'a, B: AutodiffBackend, F> {
+    trained: Parameters,
     devices: HashMap<ParamId, Device<B>>,
     update: F,
     made: HashMap<ParamId, FloatTensor<B>>,
@@ -206,6 +232,11 @@ where
     F: FnMut(ParamId) -> TensorData,
 {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        let old = param.val().into_primitive().tensor();
+        if is_frozen_copy::<B>(&self.trained, param.id, &old) {
+            return param;
+        }
+        drop(old);
         let tensor = |leaf| Tensor::<B, D>::from_primitive(TensorPrimitive::Float(leaf));
         if let Some(made) = self.made.get(&param.id) {
             let (id, _, mapper) = param.consume();

@@ -1,6 +1,6 @@
 //! Preparing a model before its first forward: the ranks' models and optimizers are compared, and rank 0's weights broadcast.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::sync::{Arc, Weak};
 
 use burn::module::{AutodiffModule, ParamId};
@@ -19,10 +19,10 @@ use crate::backend::{attach, leaf_node, stream};
 use crate::group::{BufferDtype, HostBuffer, ProcessGroup};
 use crate::host::{HostRead, exchanged, floats};
 use crate::module::replace_tensors;
-use crate::parameters::{Frozen, ParameterStore, Parts, offloaded};
+use crate::parameters::{Frozen, ParameterStore, Parts, offloaded, replace_parameters};
 use crate::reduce::{GradientReducer, Layout};
 use crate::{Memory, ZeroError, ZeroOptimizerError, raise, state};
-use burn_decorator::module::{for_each_float, map_new_floats};
+use burn_decorator::module::for_each_float;
 
 impl<O> ZeroOptimizer<O> {
     /// The model with its parameters in the memory that the settings choose. When they are used, they are gathered or uploaded to `device`, or to
@@ -198,16 +198,23 @@ fn in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
     known: Option<&ParameterStore>,
     frozen: &mut Frozen,
 ) -> Result<M, ZeroError> {
-    // Running statistics are initialised and untrained, as frozen parameters may be.
-    let module = some_in_parts::<B, M>(module, group, device, frozen, |_, is_new, old| {
-        match B::float_is_require_grad(old) {
-            true => known.is_none_or(|known| !known.has(leaf_node::<B>(old))),
-            false => is_new,
+    let module = replace_parameters::<B, M, ZeroError>(module, |path, old| {
+        let is_trained = B::float_is_require_grad(old);
+        let stays = match is_trained {
+            true => known.is_some_and(|known| known.has(leaf_node::<B>(old))),
+            false => frozen.of::<B>(path, old).is_some(),
+        };
+        // Other types are refused later.
+        let Some(dtype) = exchanged(old.dtype()).filter(|_| !stays) else {
+            return Ok(None);
+        };
+        let parts = Arc::new(in_parts_of::<B>(group, path, old, dtype)?);
+        let device = device.cloned().unwrap_or_else(|| B::float_device(old));
+        let leaf = parts.leaf::<B>(&device)?;
+        if !is_trained {
+            frozen.insert(path, parts, leaf_node::<B>(&leaf));
         }
-    })?;
-    let statistics = Statistics::of::<B, M>(&module);
-    let module = some_in_parts::<B, M>(module, group, device, frozen, |path, _, old| {
-        !B::float_is_require_grad(old) && !statistics.contains(path)
+        Ok(Some(leaf))
     })?;
     // Drops parts of an earlier model, and of parameters that are trained now.
     let known = std::mem::take(frozen);
@@ -216,55 +223,9 @@ fn in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
         let parts = parts.filter(|_| !B::float_is_require_grad(&tensor));
         parts
             .into_iter()
-            .for_each(|parts| frozen.insert(path, parts.clone()));
+            .for_each(|parts| frozen.insert(path, parts.clone(), leaf_node::<B>(&tensor)));
     });
     Ok(module)
-}
-
-/// [`in_parts`] for the tensors that `is_moved` chooses by path, by whether this call initialised them, and by value.
-fn some_in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
-    module: M,
-    group: &Arc<dyn ProcessGroup>,
-    device: Option<&B::Device>,
-    frozen: &mut Frozen,
-    is_moved: impl Fn(&str, bool, &FloatTensor<B>) -> bool,
-) -> Result<M, ZeroError> {
-    let mut failed = None;
-    // Leaves of trained parameters only: frozen tensors may share an id and differ.
-    let mut made: HashMap<ParamId, FloatTensor<B>> = HashMap::new();
-    let module = map_new_floats(module, |path, id, is_new, old: FloatTensor<B>| {
-        let is_trained = B::float_is_require_grad(&old);
-        let stays = !is_trained && frozen.of::<B>(path, &old).is_some();
-        if failed.is_some() || stays || !is_moved(path, is_new, &old) {
-            return old;
-        }
-        // Other types are refused later.
-        let Some(dtype) = exchanged(old.dtype()) else {
-            return old;
-        };
-        if let Some(leaf) = made.get(&id).filter(|_| is_trained) {
-            return leaf.clone();
-        }
-        let parts = in_parts_of::<B>(group, path, &old, dtype).map(Arc::new);
-        let device = device.cloned().unwrap_or_else(|| B::float_device(&old));
-        let leaf = parts.and_then(|parts| Ok((parts.leaf::<B>(&device)?, parts)));
-        match leaf {
-            Ok((leaf, parts)) if !is_trained => {
-                frozen.insert(path, parts);
-                leaf
-            }
-            Ok((leaf, _)) => {
-                let leaf = B::float_set_require_grad(leaf, true);
-                made.insert(id, leaf.clone());
-                leaf
-            }
-            Err(error) => {
-                failed = Some(error);
-                old
-            }
-        }
-    });
-    failed.map_or(Ok(module), Err)
 }
 
 /// The module with rank 0's parameters, each in parts in the host memory of the ranks, and gathered when it is used. For a Learner of one process a rank
@@ -307,11 +268,7 @@ fn in_parts_of<B: AutodiffBackend>(
     old: &FloatTensor<B>,
     buffer_dtype: BufferDtype,
 ) -> Result<Parts, ZeroError> {
-    let label = format!(
-        "initial {path} {:?} {:?}",
-        old.shape().to_vec(),
-        old.dtype()
-    );
+    let label = format!("initial {path}");
     let own = HostRead::start::<B>(old.clone()).data();
     let whole = receive(&**group, &label, own)?;
     Ok(Parts::of(group, label, whole, buffer_dtype))
@@ -357,6 +314,7 @@ fn receive(
     own: TensorData,
 ) -> Result<TensorData, ZeroError> {
     let (shape, dtype) = (own.shape.clone(), own.dtype);
+    let label = &format!("{label} {:?} {dtype:?}", shape.to_vec());
     let Some(buffer_dtype) = exchanged(dtype) else {
         // Tensors of other types are rare and small: `gather_bytes` is enough for them.
         let bytes = match group.rank() {

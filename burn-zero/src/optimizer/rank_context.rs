@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
-use burn::module::{AutodiffModule, ParamId};
+use burn::module::{AutodiffModule, ParamId, list_param_ids};
 use burn::optim::Optimizer;
 use burn::record::Record;
 use burn::tensor::backend::{AutodiffBackend, Backend, DeviceId};
@@ -163,7 +163,10 @@ impl<O> ZeroOptimizer<O> {
                 *context.whole.lock() = tree;
                 module
             }),
-            Some(Ask::Whole) => self.put_whole_on_rank_0::<B, M>(module),
+            Some(Ask::Whole) => {
+                self.follow::<B, M>(&module);
+                self.put_whole_on_rank_0::<B, M>(module)
+            }
             Some(Ask::Sharded) => Ok(self.put_shards_again::<B, M>(module)),
             None => Ok(module),
         });
@@ -190,9 +193,14 @@ impl<O> ZeroOptimizer<O> {
             // Before the move to the device: that moves a running statistic in all clones of the model.
             module = independent_if_shared::<B, M>(module);
         }
-        let module = module.fork(&device);
+        // Leaves on the device, of the same parts.
+        let module = self
+            .prepared
+            .lock()
+            .frozen
+            .put::<B, M>(module.fork(&device));
         let (module, ids) = self.prepare_on::<B, M>(context.group.clone(), module, &device)?;
-        self.cut_state::<B>(&ids, &device)?;
+        self.cut_state::<B>(&ids, list_param_ids(&module), &device)?;
         // A context belongs to one training.
         let _ = context.ids.set(ids);
         let is_sharded = self.prepared.lock().shards.is_some();

@@ -56,8 +56,13 @@ impl<O> ZeroOptimizer<O> {
             Some(gradient.into_primitive().tensor())
         });
         let at = reducer.next_step(lr);
-        let Some(reduced) =
-            reduce::<B::InnerBackend>(&reducer, at.clone(), own.collect(), &device)?
+        let Some(reduced) = reduce::<B::InnerBackend>(
+            &reducer,
+            at.clone(),
+            own.collect(),
+            &parameters.nodes,
+            &device,
+        )?
         else {
             return Ok(module);
         };
@@ -179,6 +184,36 @@ impl<O> ZeroOptimizer<O> {
         module
     }
 
+    /// Takes over the parameters that something else has set since the last step, if they are sharded. All ranks call it.
+    pub(super) fn follow<B, M>(&mut self, module: &M)
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let Prepared {
+            reducer,
+            shards,
+            mut frozen,
+        } = self.prepared.lock().clone();
+        let (Some(reducer), Some(shards)) = (reducer, shards) else {
+            return;
+        };
+        frozen.follow::<B, M>(module);
+        self.prepared.lock().frozen = frozen;
+        let parameters = Parameters::of::<B, M>(module);
+        let is_own =
+            |(parameter, node): (usize, &Option<u64>)| shards.own(parameter, *node).is_some();
+        if parameters.nodes.iter().enumerate().all(is_own) {
+            return;
+        }
+        let own = own_shards::<B, M>(Some(&*shards), reducer.layout(), &parameters, module);
+        self.leaves
+            .retain(|parameter, node| parameters.nodes[*parameter] == Some(*node));
+        let at = "changes since the last step".to_owned();
+        let shards = ParameterStore::new(reducer, shards.units().clone(), own, at);
+        self.prepared.lock().shards = Some(shards);
+    }
+
     /// The module with whole parameters, frozen ones too, in the host memory of rank 0, if they are sharded. All ranks call it.
     ///
     /// # Errors
@@ -205,11 +240,11 @@ impl<O> ZeroOptimizer<O> {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let Prepared { shards, frozen, .. } = self.prepared.lock().clone();
+        let shards = self.prepared.lock().shards.clone();
         let (Some(shards), Some(reducer)) = (shards, self.reducer.clone()) else {
             return module;
         };
-        let module = frozen.put::<B, M>(module);
+        let module = self.prepared.lock().frozen.put::<B, M>(module);
         let on_host: Vec<_> = self.leaves.keys().copied().collect();
         let module = self.put::<B, M>(module, shards, on_host);
         attach_to::<B, M>(&reducer, &module);
@@ -273,12 +308,13 @@ pub(crate) fn own_shards<B: AutodiffBackend, M: AutodiffModule<B>>(
     shards.collect()
 }
 
-/// Reduces this rank's gradients, unless backward has, and returns this rank's shards. `None` if any overflowed in the reduction and a loss
-/// scaler has recorded it: all ranks skip the step.
+/// Reduces this rank's gradients, unless backward has, and returns this rank's shards. `nodes` are those of the parameters' leaves. `None` if
+/// any overflowed in the reduction and a loss scaler has recorded it: all ranks skip the step.
 fn reduce<I: Backend>(
     reducer: &GradientReducer,
     at: StepTag,
     mut own: Gradients<I>,
+    nodes: &[Option<u64>],
     device: &I::Device,
 ) -> Result<Option<Gradients<I>>, ZeroError> {
     let hold = |gradient: &FloatTensor<I>| {
@@ -286,19 +322,25 @@ fn reduce<I: Backend>(
         reducer.tracker().hold(bytes)
     };
     let mut tracked: Vec<_> = own.iter().map(|g| g.as_ref().map(hold)).collect();
-    if reducer.group().world_size() == 1 || reducer.take_reduced() {
+    let due: Vec<_> = match reducer.take_reduced() {
+        None => (0..own.len()).collect(),
+        Some(except) => (0..own.len())
+            .filter(|&parameter| nodes[parameter].is_some_and(|node| except.contains(&node)))
+            .collect(),
+    };
+    if reducer.group().world_size() == 1 || due.is_empty() {
         return Ok(Some(own));
     }
     let parameters = reducer.layout().parameters();
-    for (parameter, gradient) in own.iter().enumerate() {
+    for &parameter in &due {
         let elements = parameters[parameter].elements();
-        check::<I>(reducer.layout(), parameter, gradient, elements)?;
+        check::<I>(reducer.layout(), parameter, &own[parameter], elements)?;
     }
-    reducer.begin_step(at);
-    for (parameter, gradient) in own.iter_mut().enumerate().rev() {
+    reducer.begin_step(at, &due);
+    for &parameter in due.iter().rev() {
         // From here the reducer counts the gradient's bytes.
         drop(tracked[parameter].take());
-        let read = gradient.take().map(HostRead::start::<I>);
+        let read = own[parameter].take().map(HostRead::start::<I>);
         reducer.submit(parameter, read);
     }
     let reduced = reducer.finish()?;
@@ -309,9 +351,9 @@ fn reduce<I: Backend>(
     if !overflowed.is_empty() && gradient::report_overflow(overflowed) {
         return Ok(None);
     }
-    let reduced = reduced.into_iter().map(|reduced| {
-        let data = reduced?.data;
-        Some(gradient::load(|| reducer.placed::<I>(data, device)))
+    let reduced = reduced.into_iter().zip(own).map(|(reduced, own)| {
+        let Some(reduced) = reduced else { return own };
+        Some(gradient::load(|| reducer.placed::<I>(reduced.data, device)))
     });
     Ok(Some(reduced.collect()))
 }

@@ -16,7 +16,7 @@ use crate::record::unite;
 use crate::reduce::Layout;
 use crate::shard::Partition;
 use crate::state::{
-    StateTensor, Tensors, cut, ids_of_shards, join, refuse, split, state_ids, to_record,
+    StateIds, StateTensor, Tensors, cut, ids_of_shards, join, refuse, split, state_ids, to_record,
 };
 use crate::{Stage, ZeroError, ZeroOptimizerError, ZeroSettings};
 
@@ -70,7 +70,8 @@ impl<O> ZeroOptimizer<O> {
     }
 
     /// Cuts the state of the whole model, which the wrapped optimizer has loaded, to this rank's shards. Costs two copies of the
-    /// whole state in host memory, and one of the shards.
+    /// whole state in host memory, and one of the shards. State of others of `all` parameters, which are
+    /// not trained now, is left out.
     ///
     /// # Errors
     ///
@@ -78,6 +79,7 @@ impl<O> ZeroOptimizer<O> {
     pub(in crate::optimizer) fn cut_state<B>(
         &mut self,
         ids: &[ParamId],
+        all: Vec<ParamId>,
         device: &B::Device,
     ) -> Result<(), ZeroError>
     where
@@ -85,11 +87,9 @@ impl<O> ZeroOptimizer<O> {
         O: Optimizer<ParameterShards<B>, B>,
     {
         let layout = self.layout()?;
-        let of_module = state_ids(ids.iter().copied());
+        let mut of_module: StateIds = all.iter().map(|id| (id.serialize(), None)).collect();
+        of_module.extend(state_ids(ids.iter().copied()));
         let (tree, tensors) = split::<B, _>(self.inner.to_record(), &whole(layout)?, &of_module)?;
-        if tensors.is_empty() {
-            return Ok(()); // nothing was loaded
-        }
         let mut loaded = by_name(tensors);
         let tree = join(&tree, layout, &ids_of_shards(layout), |tensor| {
             let StateTensor { spec, ranges, .. } = tensor;
@@ -113,20 +113,17 @@ impl<O> ZeroOptimizer<O> {
         let all = self
             .group
             .gather_bytes(label, own.to_string().into_bytes())?;
-        let mut united = Json::Null;
-        for (peer, bytes) in all.iter().enumerate() {
-            let theirs: Json = serde_json::from_slice(bytes).map_err(refuse)?;
-            if let Err((value, peer_value)) = unite(&mut united, theirs) {
-                return Err(ZeroError::Disagreement {
-                    label: label.to_owned(),
-                    rank: self.group.rank(),
-                    value: value.to_string(),
-                    peer,
-                    peer_value: peer_value.to_string(),
-                });
-            }
-        }
-        Ok(united)
+        let trees = all.iter().map(|bytes| serde_json::from_slice(bytes));
+        let trees = trees.collect::<Result<_, _>>().map_err(refuse)?;
+        unite(trees).map_err(
+            |[(rank, value), (peer, peer_value)]| ZeroError::Disagreement {
+                label: label.to_owned(),
+                rank,
+                value: value.to_string(),
+                peer,
+                peer_value: peer_value.to_string(),
+            },
+        )
     }
 }
 

@@ -83,7 +83,8 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 ///
 /// - in [`new`](Self::new) and [`prepare`](Self::prepare), if settings, optimizers or models differ. An optimizer's settings are compared by
 ///   3 steps on the same trial tensors: a setting without effect on these is not compared;
-/// - in the step itself, if its learning rate differs in a single bit: it is part of the labels of the step's collectives;
+/// - in the step itself, if its learning rate differs in a single bit: it is part of the labels of the step's collectives. At stage 3, where
+///   the step gathers nothing, in the next forward;
 /// - in backward under stage 2, if a rank has several optimizers, such as those of a GAN, and the ranks' graphs use parameters of
 ///   different ones: an optimizer reduces in the backward passes whose graph uses any of its parameters. The only optimizer of a rank
 ///   reduces in all, so there graphs may differ;

@@ -4,7 +4,6 @@ mod parts;
 mod store;
 mod units;
 
-use core::marker::PhantomData;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -82,34 +81,12 @@ pub(crate) fn offloaded<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     device: Option<&Device<B>>,
 ) -> Result<M, ZeroOptimizerError> {
-    // Running statistics are initialised and untrained, as frozen parameters may be: these move last, when the statistics are known.
-    let all_but_frozen = |is_new, tensor: &_| is_new || B::float_is_require_grad(tensor);
-    let module = to_host::<B, M>(module, device, |_, is_new, tensor| {
-        all_but_frozen(is_new, tensor)
-    })?;
-    let statistics = Statistics::of::<B, M>(&module);
-    to_host::<B, M>(module, device, |path, _, _| !statistics.contains(path))
-}
-
-/// The module with the float tensors in host memory that `is_moved` chooses by path, by whether this call initialised them, and by value.
-fn to_host<B: AutodiffBackend, M: AutodiffModule<B>>(
-    module: M,
-    device: Option<&Device<B>>,
-    is_moved: impl FnMut(&str, bool, &FloatTensor<B>) -> bool,
-) -> Result<M, ZeroOptimizerError> {
-    let mut mapper = ToHost::<B, _> {
-        path: Vec::new(),
-        device: device.cloned(),
-        is_moved,
-        moved: HashMap::new(),
-        failed: None,
-        backend: PhantomData,
-    };
-    let module = module.map(&mut mapper);
-    match mapper.failed {
-        None => Ok(module),
-        Some(error) => Err(refused(error)),
-    }
+    replace_parameters(module, |_, old: &FloatTensor<B>| {
+        match is_on_host::<B>(old) {
+            true => Ok(None),
+            false => Ok(Some(moved::<B>(old.clone(), device).map_err(refused)?)),
+        }
+    })
 }
 
 pub(crate) fn refused(error: RematError) -> ZeroOptimizerError {
@@ -121,19 +98,45 @@ pub(crate) fn refused(error: RematError) -> ZeroOptimizerError {
     ZeroOptimizerError::NoRemat { backend }
 }
 
-struct ToHost<B: Backend, F> {
-    path: Vec<String>,
-    /// The device to which they are uploaded; `None` for the one they are on.
-    device: Option<Device<B>>,
-    is_moved: F,
-    /// The leaves of trained parameters, which a module may hold at several paths.
-    moved: HashMap<ParamId, FloatTensor<B>>,
-    failed: Option<RematError>,
-    backend: PhantomData<B>,
+/// The module with other leaves of its parameters, trained and frozen, which `make` returns for a path and a value; `None` leaves the
+/// parameter as it is. A parameter that is not initialised yet is initialised when it is replaced. A value that is loaded into a replaced one
+/// moves to host memory.
+///
+/// # Errors
+///
+/// The first of `make`.
+pub(crate) fn replace_parameters<B: AutodiffBackend, M: AutodiffModule<B>, E>(
+    module: M,
+    make: impl FnMut(&str, &FloatTensor<B>) -> Result<Option<FloatTensor<B>>, E>,
+) -> Result<M, E> {
+    let mut mapper = Replace {
+        path: Vec::new(),
+        statistics: None,
+        make,
+        made: HashMap::new(),
+        failed: None,
+    };
+    // Running statistics are initialised and untrained, as frozen parameters may be: these follow, when the statistics are known.
+    let module = module.map(&mut mapper);
+    mapper.statistics = Some(Statistics::of::<B, M>(&module));
+    let module = module.map(&mut mapper);
+    mapper.failed.map_or(Ok(module), Err)
 }
 
-impl<B: AutodiffBackend, F: FnMut(&str, bool, &FloatTensor<B>) -> bool> ModuleMapper<B>
-    for ToHost<B, F>
+struct Replace<B: Backend, F, E> {
+    path: Vec<String>,
+    /// `None` while trained and new parameters are replaced; then the others are.
+    statistics: Option<Statistics>,
+    make: F,
+    /// The leaves of trained parameters, which a module may hold at several paths. Frozen tensors may share an id and differ.
+    made: HashMap<ParamId, FloatTensor<B>>,
+    failed: Option<E>,
+}
+
+impl<B, F, E> ModuleMapper<B> for Replace<B, F, E>
+where
+    B: AutodiffBackend,
+    F: FnMut(&str, &FloatTensor<B>) -> Result<Option<FloatTensor<B>>, E>,
 {
     follow_path!();
 
@@ -145,37 +148,37 @@ impl<B: AutodiffBackend, F: FnMut(&str, bool, &FloatTensor<B>) -> bool> ModuleMa
             other => return Param::from_mapped_value(id, Tensor::from_primitive(other), mapper),
         };
         let trained = B::float_is_require_grad(&old);
-        let float = |tensor| Tensor::<B, D>::from_primitive(TensorPrimitive::Float(tensor));
-        if let Some(leaf) = self.moved.get(&id).filter(|_| trained) {
-            return Param::from_mapped_value(id, float(leaf.clone()), mapper);
-        }
         let path = self.path.join(".");
-        if is_on_host::<B>(&old) || !(self.is_moved)(&path, is_new, &old) {
+        let is_due = match &self.statistics {
+            None => is_new || trained,
+            Some(statistics) => !trained && !statistics.contains(&path),
+        };
+        let made = match self.made.get(&id).filter(|_| trained) {
+            Some(leaf) => Ok(Some(leaf.clone())),
+            None if is_due => (self.make)(&path, &old),
+            None => Ok(None),
+        };
+        let float = |tensor| Tensor::<B, D>::from_primitive(TensorPrimitive::Float(tensor));
+        let made = made.unwrap_or_else(|error| {
+            self.failed = Some(error);
+            None
+        });
+        let Some(mut leaf) = made else {
             return Param::from_mapped_value(id, float(old), mapper);
+        };
+        if trained {
+            leaf = B::float_set_require_grad(leaf, true);
+            self.made.insert(id, leaf.clone());
         }
-        match moved::<B>(old.clone(), self.device.as_ref()) {
-            Ok(leaf) => {
-                drop(old);
-                if trained {
-                    self.moved.insert(id, leaf.clone());
-                }
-                let loading = mapper.clone();
-                // A value that is loaded from a record moves to host memory too.
-                Param::from_mapped_value(id, float(leaf), mapper).load_mapper(move |loaded| {
-                    match loading.on_load(loaded).into_primitive() {
-                        TensorPrimitive::Float(loaded) => float(
-                            moved::<B>(loaded, None)
-                                .expect("a tensor of this backend was moved before"),
-                        ),
-                        loaded => Tensor::from_primitive(loaded),
-                    }
-                })
+        let loading = mapper.clone();
+        Param::from_mapped_value(id, float(leaf), mapper).load_mapper(move |loaded| {
+            match loading.on_load(loaded).into_primitive() {
+                TensorPrimitive::Float(loaded) => float(
+                    moved::<B>(loaded, None).expect("a tensor of this backend was moved before"),
+                ),
+                loaded => Tensor::from_primitive(loaded),
             }
-            Err(error) => {
-                self.failed = Some(error);
-                Param::from_mapped_value(id, float(old), mapper)
-            }
-        }
+        })
     }
 }
 

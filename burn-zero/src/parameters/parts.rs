@@ -7,16 +7,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn::module::AutodiffModule;
-use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Shape, TensorData};
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_checkpoint::delivered;
 
-use super::{NewValue, is_on_host, refused};
+use super::{NewValue, refused};
+use crate::backend::leaf_node;
 use crate::group::{BufferDtype, HostBuffer, ProcessGroup, Split, balanced};
-use crate::host::floats;
+use crate::host::{HostRead, exchanged, floats};
 use crate::{ZeroError, raise};
-use burn_decorator::module::map_floats;
+use burn_decorator::module::{for_each_float, map_floats};
 
 /// The parts of a tensor, of which this rank has one. Their lengths differ by at most 1.
 #[derive(Clone)]
@@ -103,13 +104,15 @@ impl Parts {
     }
 }
 
-/// The parts of a module's frozen parameters, by path: those of the tensor at that path if it is in host memory.
+/// The parts of a module's frozen parameters, by path, and the nodes of the leaves that were made from them. A parameter that something else
+/// has set since is another leaf.
 #[derive(Clone, Default)]
-pub(crate) struct Frozen(BTreeMap<String, Arc<Parts>>);
+pub(crate) struct Frozen(BTreeMap<String, (Arc<Parts>, Option<u64>)>);
 
 impl Frozen {
-    pub(crate) fn insert(&mut self, path: &str, parts: Arc<Parts>) {
-        self.0.insert(path.to_owned(), parts);
+    /// `node` is that of the leaf that was made from the parts, if any was.
+    pub(crate) fn insert(&mut self, path: &str, parts: Arc<Parts>, node: Option<u64>) {
+        self.0.insert(path.to_owned(), (parts, node));
     }
 
     pub(crate) fn extend(&mut self, new: Self) {
@@ -117,24 +120,54 @@ impl Frozen {
     }
 
     /// The parts of the tensor at a path.
-    pub(crate) fn of<B: Backend>(
+    pub(crate) fn of<B: AutodiffBackend>(
         &self,
         path: &str,
         tensor: &FloatTensor<B>,
     ) -> Option<&Arc<Parts>> {
-        self.0.get(path).filter(|_| is_on_host::<B>(tensor))
+        let (parts, node) = self.0.get(path)?;
+        let is_own = node.is_some() && *node == leaf_node::<B>(tensor);
+        is_own.then_some(parts)
     }
 
     /// The module with leaves of these parts at their paths.
-    pub(crate) fn put<B: AutodiffBackend, M: AutodiffModule<B>>(&self, module: M) -> M {
+    pub(crate) fn put<B: AutodiffBackend, M: AutodiffModule<B>>(&mut self, module: M) -> M {
+        if self.0.is_empty() {
+            return module;
+        }
         map_floats(module, |path, _, old: FloatTensor<B>| {
-            match self.0.get(path) {
-                None => old,
-                Some(parts) => parts
-                    .leaf::<B>(&B::float_device(&old))
-                    .expect("`prepare` refuses a backend without `Remat`"),
-            }
+            let Some((parts, node)) = self.0.get_mut(path) else {
+                return old;
+            };
+            let leaf = parts.leaf::<B>(&B::float_device(&old));
+            let leaf = leaf.expect("`prepare` refuses a backend without `Remat`");
+            *node = leaf_node::<B>(&leaf);
+            leaf
         })
+    }
+
+    /// Takes over the parameters that something else has set, which have the same values on all ranks. All ranks call it, as reading such a
+    /// parameter may gather it.
+    pub(crate) fn follow<B: AutodiffBackend, M: AutodiffModule<B>>(&mut self, module: &M) {
+        for_each_float(module, |path, _, tensor: FloatTensor<B>| {
+            let Some((parts, _)) = self
+                .0
+                .get(path)
+                .filter(|_| self.of::<B>(path, &tensor).is_none())
+            else {
+                return;
+            };
+            let (group, label) = (parts.group.clone(), parts.label.clone());
+            let node = leaf_node::<B>(&tensor);
+            let whole = HostRead::start::<B>(tensor).data();
+            match exchanged(whole.dtype) {
+                Some(dtype) => {
+                    let parts = Parts::of(&group, label, whole, dtype);
+                    self.insert(path, Arc::new(parts), node);
+                }
+                None => drop(self.0.remove(path)),
+            }
+        });
     }
 
     /// The module with whole frozen parameters in host memory on rank 0; the module as it is on other ranks. All ranks call it.
@@ -148,7 +181,7 @@ impl Frozen {
         M: AutodiffModule<B>,
     {
         let mut whole = BTreeMap::new();
-        for (path, parts) in &self.0 {
+        for (path, (parts, _)) in &self.0 {
             let data = parts.gather()?;
             if parts.group.rank() == 0 {
                 whole.insert(path.as_str(), data);

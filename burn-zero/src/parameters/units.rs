@@ -188,10 +188,16 @@ struct Order {
     last: Option<usize>,
 }
 
+/// More than those of a step.
+const MOST_USES: usize = 1 << 16;
+
 impl Order {
     fn next(&mut self, unit: usize) -> Option<usize> {
         if self.steps == 0 {
-            self.units.push(unit);
+            // A program without steps uses units without end.
+            if self.units.len() < MOST_USES {
+                self.units.push(unit);
+            }
             return None;
         }
         let last = self.last.replace(unit);
@@ -244,6 +250,13 @@ mod tests {
         let found = expected(&STEP, &[0, 1, 2, 3, 0, 1, 2, 3, 0]);
         let expected = [1, 2, 3, 2, 1, 2, 3, 2, 1].map(Some);
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn what_is_used_without_a_step_is_not_remembered_without_end() {
+        let mut order = Order::default();
+        (0..3 * MOST_USES).for_each(|use_| assert_eq!(order.next(use_ % 2), None));
+        assert_eq!(order.units.len(), MOST_USES);
     }
 
     #[test]

@@ -59,10 +59,11 @@ impl Listing {
     /// The records in `dir`; none if it does not exist. Other names are ignored.
     pub fn read(dir: &Path) -> Result<Self, RecordError> {
         let mut listing = Self::default();
-        if !dir.exists() {
-            return Ok(listing);
-        }
-        for entry in run("list", dir, || fs::read_dir(dir))? {
+        let entries = match run("list", dir, || fs::read_dir(dir)) {
+            Err(error) if error.is_not_found() => return Ok(listing),
+            entries => entries?,
+        };
+        for entry in entries {
             let name = run("list", dir, || entry)?.file_name();
             let name = name.to_string_lossy();
             let hidden = name.strip_prefix('.');

@@ -32,7 +32,6 @@ pub struct ShardedRecord {
     /// The chunk that was read last in part, and where it is once it is verified: rank and place in its file.
     chunk: Vec<u8>,
     verified: Option<(usize, u64)>,
-    bytes_read: u64,
 }
 
 impl ShardedRecord {
@@ -56,7 +55,6 @@ impl ShardedRecord {
             headers: HashSet::new(),
             chunk: Vec::new(),
             verified: None,
-            bytes_read: 0,
         })
     }
 
@@ -85,11 +83,6 @@ impl ShardedRecord {
     /// The directory of the record.
     pub fn path(&self) -> &Path {
         &self.path
-    }
-
-    /// Bytes read of its files so far.
-    pub fn bytes_read(&self) -> u64 {
-        self.bytes_read
     }
 
     /// The state that is no tensor.
@@ -184,7 +177,6 @@ impl ShardedRecord {
             file.seek(SeekFrom::Start(at))?;
             file.read_exact(out)
         })?;
-        self.bytes_read += out.len() as u64;
         let what = || format!("bytes {at} to {}", at + out.len() as u64);
         verify(&path, what, crc32, out)
     }

@@ -169,13 +169,20 @@ impl Manifest {
     pub fn assemble(ranks: Vec<Self>) -> Result<Self, RecordError> {
         let mut ranks = ranks.into_iter();
         let mut manifest = ranks.next().expect("a group has ranks");
-        for (rank, theirs) in (1..).zip(ranks) {
+        let mut trees = vec![manifest.state.optimizer.take()];
+        for (rank, mut theirs) in (1..).zip(ranks) {
             manifest.files.extend(theirs.files);
-            manifest.add_state(rank, theirs.state)?;
+            trees.push(theirs.state.optimizer.take());
+            manifest.check_state(rank, theirs.state)?;
             for (name, row) in theirs.tensors {
                 manifest.add_tensor(rank, name, row)?;
             }
         }
+        let united = unite(trees);
+        manifest.state.optimizer = united.map_err(|[ours, theirs]| {
+            let [ours, theirs] = [ours, theirs].map(|(rank, value)| (rank, value.to_string()));
+            ranks_differ("optimizer state", theirs, ours)
+        })?;
         for row in manifest.tensors.values_mut() {
             row.slices.retain(|slice| slice.len > 0);
             row.slices.sort_by_key(|slice| (slice.offset, slice.rank));
@@ -184,10 +191,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    fn add_state(&mut self, rank: usize, theirs: TrainingState) -> Result<(), RecordError> {
-        let differ = |what, theirs: &Value, ours: &Value| {
-            ranks_differ(what, (rank, theirs.to_string()), (0, ours.to_string()))
-        };
+    fn check_state(&self, rank: usize, theirs: TrainingState) -> Result<(), RecordError> {
         let ours = &self.state;
         for (what, theirs, ours) in [
             ("step", theirs.step.into(), ours.step.into()),
@@ -195,11 +199,11 @@ impl Manifest {
             ("user state", theirs.user.into(), ours.user.clone().into()),
         ] {
             if ours != theirs {
-                return Err(differ(what, &theirs, &ours));
+                let (theirs, ours) = (theirs.to_string(), ours.to_string());
+                return Err(ranks_differ(what, (rank, theirs), (0, ours)));
             }
         }
-        let united = unite(&mut self.state.optimizer, theirs.optimizer);
-        united.map_err(|(ours, theirs)| differ("optimizer state", &theirs, &ours))
+        Ok(())
     }
 
     /// Adds slices of a tensor that a rank has.
@@ -399,15 +403,36 @@ fn ranks_differ(
     }
 }
 
-/// Adds the missing keys of `theirs` to `ours`, because each rank has only the parameters of its shard. `Err` has the first two values that
-/// differ.
-pub(crate) fn unite(ours: &mut Value, theirs: Value) -> Result<(), (Value, Value)> {
+/// The union of the ranks' trees, because each rank has only the parameters of its shard. `Err` has the first two ranks that differ, each with
+/// its value.
+pub(crate) fn unite(trees: Vec<Value>) -> Result<Value, [(usize, Value); 2]> {
+    let mut united = Value::Null;
+    for (rank, theirs) in trees.iter().enumerate() {
+        let Err(differ) = add(&mut united, theirs.clone()) else {
+            continue;
+        };
+        let mut earlier = trees[..rank].iter().enumerate();
+        let (other, (ours, theirs)) = earlier
+            .find_map(|(other, ours)| Some((other, add(&mut ours.clone(), theirs.clone()).err()?)))
+            .unwrap_or((0, differ));
+        return Err([(other, ours), (rank, theirs)]);
+    }
+    Ok(united)
+}
+
+/// Adds the missing keys of `theirs` to `ours`. `Err` has the first two values that differ.
+fn add(ours: &mut Value, theirs: Value) -> Result<(), (Value, Value)> {
     match (ours, theirs) {
         (ours @ Value::Null, theirs) => *ours = theirs,
         (_, Value::Null) => {}
         (Value::Object(ours), Value::Object(theirs)) => {
             for (key, value) in theirs {
-                unite(ours.entry(key).or_insert(Value::Null), value)?;
+                add(ours.entry(key).or_insert(Value::Null), value)?;
+            }
+        }
+        (Value::Array(ours), Value::Array(theirs)) if ours.len() == theirs.len() => {
+            for (ours, theirs) in ours.iter_mut().zip(theirs) {
+                add(ours, theirs)?;
             }
         }
         (ours, theirs) if *ours == theirs => {}

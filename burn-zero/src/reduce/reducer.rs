@@ -1,13 +1,14 @@
 //! The gradient reducer: collects the gradients of this rank by bucket and submits full buckets as jobs to its group.
 
 use core::fmt;
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::collections::{HashSet, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
 
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, TensorData};
+use burn_backend::{Backend, DType, TensorData};
 use bytemuck::{cast_slice, pod_collect_to_vec};
+use half::{bf16, f16};
 use parking_lot::Mutex;
 
 use super::layout::{Layout, StepTag};
@@ -47,7 +48,9 @@ pub(crate) struct GradientReducer {
     step_plan: Arc<ReducePlan>,
     /// For reductions in backward: the order of rank 0's first backward pass.
     backward_plan: OnceLock<Arc<ReducePlan>>,
-    are_reduced: AtomicBool,
+    /// Once backward has reduced gradients for the next step: the nodes of the leaves whose gradients it has not, because they are not
+    /// hooked.
+    not_reduced: Mutex<Option<HashSet<u64>>>,
 }
 
 /// How gradients are reduced.
@@ -82,7 +85,7 @@ impl GradientReducer {
             steps: AtomicU64::new(0),
             step_plan: Arc::new(ReducePlan::in_order(layout.map(), &[])),
             backward_plan: OnceLock::new(),
-            are_reduced: AtomicBool::new(false),
+            not_reduced: Mutex::default(),
             how: Arc::new(Reduction {
                 layout: Arc::new(layout),
                 stage: settings.stage,
@@ -136,12 +139,19 @@ impl GradientReducer {
 
     /// Notes that the next step gets this rank's shards of reduced gradients, not gradients of this rank alone.
     pub(crate) fn set_reduced(&self) {
-        self.are_reduced.store(true, Ordering::Relaxed);
+        self.not_reduced.lock().get_or_insert_default();
     }
 
-    /// Clears what [`set_reduced`](Self::set_reduced) has noted, and returns whether it was noted.
-    pub(crate) fn take_reduced(&self) -> bool {
-        self.are_reduced.swap(false, Ordering::Relaxed)
+    /// Notes that the gradient of the leaf of this node is of this rank alone, though others are reduced.
+    pub(crate) fn set_not_reduced(&self, node: u64) {
+        if let Some(nodes) = &mut *self.not_reduced.lock() {
+            nodes.insert(node);
+        }
+    }
+
+    /// Clears what [`set_reduced`](Self::set_reduced) has noted, and returns the exceptions if it was noted.
+    pub(crate) fn take_reduced(&self) -> Option<HashSet<u64>> {
+        self.not_reduced.lock().take()
     }
 
     /// Counts a step of the optimizer, and returns its tag, in which learning rates of different bits have different texts.
@@ -193,9 +203,16 @@ impl GradientReducer {
         Ok(self.backward_plan.get_or_init(plan).clone())
     }
 
-    /// Starts to collect the gradients of a step, which are reduced in it.
-    pub(crate) fn begin_step(&self, at: StepTag) {
-        self.begin(self.step_plan.clone(), at);
+    /// Starts to collect the gradients of a step that are reduced in it: those of `parameters`, ascending.
+    pub(crate) fn begin_step(&self, at: StepTag, parameters: &[usize]) {
+        let plan = match parameters.len() == self.layout().parameters().len() {
+            true => self.step_plan.clone(),
+            false => {
+                let last_to_first = parameters.iter().rev().copied();
+                Arc::new(ReducePlan::of(self.layout().map(), last_to_first))
+            }
+        };
+        self.begin(plan, at);
     }
 
     fn begin(&self, plan: Arc<ReducePlan>, at: StepTag) {
@@ -442,7 +459,13 @@ impl Sum {
             let parameter = segment.parameter;
             let at = segment.start - first;
             let elements = &elements[at..at + segment.range.len()];
-            if elements.iter().any(|element| !element.is_finite()) {
+            // A finite sum may overflow in the type of the parameter.
+            let is_finite = match how.layout.parameters()[parameter].dtype {
+                DType::F16 => |element: &f32| f16::from_f32(*element).is_finite(),
+                DType::BF16 => |element: &f32| bf16::from_f32(*element).is_finite(),
+                _ => |element: &f32| element.is_finite(),
+            };
+            if !elements.iter().all(is_finite) {
                 self.findings[parameter] |= NON_FINITE;
             }
             let (whole, held) = (&mut self.elements[parameter], how.layout.held(parameter));

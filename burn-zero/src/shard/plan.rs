@@ -23,8 +23,15 @@ impl ReducePlan {
         let mut is_placed = vec![false; map.parameters().len()];
         let rest = (0..is_placed.len()).rev();
         let all = order.iter().copied().chain(rest);
-        let once = all.filter(|&parameter| !core::mem::replace(&mut is_placed[parameter], true));
-        let buckets = map.fill(once);
+        Self::of(
+            map,
+            all.filter(|&parameter| !core::mem::replace(&mut is_placed[parameter], true)),
+        )
+    }
+
+    /// Buckets of these parameters only.
+    pub(crate) fn of(map: &ShardMap, parameters: impl Iterator<Item = usize>) -> Self {
+        let buckets = map.fill(parameters);
         let mut buckets_of = vec![Vec::new(); map.parameters().len()];
         for (index, bucket) in buckets.iter().enumerate() {
             for segment in bucket.segments() {

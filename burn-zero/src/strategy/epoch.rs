@@ -177,7 +177,9 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         let first = batches.next().map(|_| batches.progress().items_processed);
         let label = "items in a batch to validate on";
         let lengths = self.group.gather_f64(label, first.unwrap_or(0) as f64)?;
-        let (length, items) = (lengths[0].max(1.0) as usize, loader.num_items());
+        // The longest, as a loader with workers may deliver the short last batch first on some ranks.
+        let length = lengths.into_iter().fold(1.0, f64::max) as usize;
+        let items = loader.num_items();
         let starts = (rank * length..items).step_by(ranks * length);
         let dealt = starts.flat_map(move |start| {
             let end = (start + length).min(items);

@@ -90,7 +90,8 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 /// A loader that shuffles does so within each part. An epoch ends when the first rank has no more batches. The scheduler is stepped once a
 /// step, of which an epoch has `1 / N` as many as with one rank.
 ///
-/// Each rank validates every `N`th of the batches that one rank alone would. Rank 0 computes all metrics, of the items of all ranks in the same
+/// Each rank validates every `N`th of the batches that one rank alone would; their size is that of the first batch, which a loader with several
+/// workers may cut short. Rank 0 computes all metrics, of the items of all ranks in the same
 /// order, so that they are those of one rank to the last bit. Threads hand items over as they are, and processes as bytes: there the
 /// outputs of the model must be [`RankItem`]s.
 ///
@@ -107,7 +108,8 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 /// [`save_sharded`](crate::save_sharded) in a loop of your own. State of wrappers is rank 0's. Burn's records contain no generator: dropout
 /// draws other numbers after a resumption, unless the loader seeds the backend at the start of each epoch.
 ///
-/// Burn writes in the background. Where a rank has failed and the process must end, the files that are being written are finished first.
+/// Burn writes in the background. Where a rank that is a thread has failed and the process must end, the files that are being written are finished
+/// first.
 ///
 /// # Wrappers
 ///

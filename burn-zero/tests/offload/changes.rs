@@ -5,7 +5,7 @@ use burn::optim::{GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn::tensor::DType;
 use burn::tensor::backend::AutodiffBackend;
-use burn_zero::OffloadConfig;
+use burn_zero::{OffloadConfig, OffloadedAdamW};
 
 use super::support::*;
 
@@ -150,4 +150,42 @@ fn a_weight_that_is_held_twice_stays_one() {
         assert_eq!(first, second);
     }
     assert!(model.first.val().is_require_grad());
+}
+
+#[test]
+fn clones_on_two_threads_train_as_one_after_the_other() {
+    type Hooked = burn_zero::Sharded<B>;
+    let mut optimizer = config().init().unwrap();
+    let loss = |model: &Net<Hooked>, step: usize| {
+        let matrix = model.matrix.val() * tensor(step, [9, 13]);
+        let low = model.inner.low.val() * tensor(step + 1, [2, 5, 3]);
+        matrix.square().sum() + low.square().sum()
+    };
+    let step = |optimizer: &mut OffloadedAdamW, model: Net<Hooked>, at| {
+        let gradients = GradientsParams::from_grads(loss(&model, at).backward(), &model);
+        optimizer.step(0.01, model, gradients)
+    };
+    let model = step(&mut optimizer, Net::new(DType::F32), 0);
+    let start = [100, 10_000].map(|data| (optimizer.clone(), model.clone(), data));
+    let train = |(mut optimizer, model, data): (OffloadedAdamW, _, usize)| {
+        bits(&(data..data + 300).fold(model, |model, at| step(&mut optimizer, model, at)))
+    };
+    let expected = start.clone().map(train);
+    let together = std::thread::scope(|scope| {
+        let threads = start.map(|start| scope.spawn(|| train(start)));
+        threads.map(|thread| thread.join().unwrap())
+    });
+    assert!(together == expected);
+}
+
+#[test]
+fn a_cast_of_the_model_is_followed() {
+    let mut optimizer = config().init().unwrap();
+    let mut model = train(&mut optimizer, Net::new(DType::F32), 0..2);
+    for dtype in [DType::BF16, DType::F16, DType::F32] {
+        let cast = |low: Tensor<B, 3>| low.cast(dtype).detach().require_grad();
+        model.inner.low = model.inner.low.map(cast);
+        model = train(&mut optimizer, model, 2..4);
+        assert_eq!(model.inner.low.val().dtype(), dtype);
+    }
 }

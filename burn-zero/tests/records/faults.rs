@@ -101,6 +101,28 @@ fn what_one_rank_gives_wrong_is_saved_by_none() {
 }
 
 #[test]
+fn the_two_ranks_whose_state_differs_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = few(1);
+    let errors = on_ranks(3, |group| {
+        let mut state = TrainingState::at_step(1);
+        // Rank 0 has no state of this parameter.
+        if group.rank() > 0 {
+            state.optimizer = serde_json::json!({ "time": group.rank() });
+        }
+        let entries = entries(&whole, group.rank(), 3);
+        let saved = save_sharded(dir.path(), group, entries, state, Keep::default());
+        saved.unwrap_err().to_string()
+    });
+    for error in errors {
+        assert!(
+            error.contains("rank 2 has optimizer state 2, rank 1 1"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn only_ranges_that_can_be_are_taken() {
     let dir = tempfile::tempdir().unwrap();
     let whole = TensorSpec::new("model/blocks.0.größe", Dtype::U8, [2, 3]);
@@ -237,10 +259,11 @@ fn no_record_is_an_error_that_says_so() {
     assert!(partial.ends_with("(1 not finished)"), "{partial}");
     let file = dir.path().join("file");
     fs::write(&file, "x").unwrap();
-    assert!(matches!(
-        ShardedRecord::open(&file, None),
-        Err(RecordError::Io { .. })
-    ));
+    // One that cannot be looked for may be there.
+    for dir in [file, dir.path().join("long".repeat(100))] {
+        let error = ShardedRecord::open(&dir, None).unwrap_err();
+        assert!(matches!(error, RecordError::Io { .. }), "{error}");
+    }
 }
 
 /// Each rank would write into a file system of its own.

@@ -1,11 +1,13 @@
 //! Layers around the sharded optimizer and inside of it.
 
-use burn::nn::LinearConfig;
+use burn::nn::{Linear, LinearConfig};
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer};
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{DType, Tensor};
 use burn_accum::{AccumConfig, ClipGlobalNorm, MultiSteps, flush};
 use burn_amp::{GradScaler, GradScalerConfig};
-use burn_zero::group::BufferDtype;
+use burn_zero::group::{BufferDtype, ReduceOp};
 use burn_zero::{ParameterShards, Stage, ZeroOptimizer, ZeroOptimizerError, ZeroSettings};
 
 use super::support::*;
@@ -200,4 +202,27 @@ fn a_backward_pass_of_another_model_may_come_before_the_step() {
     for stage in STAGES {
         assert_eq!(train(stage, false), train(stage, true), "{stage}");
     }
+}
+
+/// The sum is finite in f32, in which it is sent. No rank takes its part of it for finite.
+#[test]
+fn so_is_a_sum_that_overflows_in_the_type_of_the_parameter() {
+    on_ranks(2, |group| {
+        let settings = ZeroSettings {
+            reduction: ReduceOp::Sum,
+            ..small_buckets(Stage::Gradients)
+        };
+        let mut zero = ZeroOptimizer::new(AdamWConfig::new().init(), group, settings)?;
+        let linear = LinearConfig::new(2, 8).with_bias(false);
+        let mut model: Linear<B> = linear.init(&Default::default());
+        let low = |weight: Tensor<B, 2>| weight.cast(DType::F16).detach();
+        model.weight = model.weight.map(|weight| low(weight).require_grad());
+        let model = zero.prepare::<B, _>(model)?;
+        let loss = model.weight.val().slice([0..1, 0..1]).sum() * 4e4;
+        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+        let own = gradients.get::<_, 2>(model.weight.id);
+        let own: Tensor<<B as AutodiffBackend>::InnerBackend, 2> = own.unwrap();
+        assert!(own.into_data().iter::<f32>().all(f32::is_nan));
+        Ok(())
+    });
 }

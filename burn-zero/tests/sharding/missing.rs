@@ -1,8 +1,10 @@
 //! Parameters without a gradient.
 
-use burn::module::Module;
+use std::sync::Arc;
+
+use burn::module::{Module, Param};
 use burn::optim::{AdamWConfig, GradientsParams, MultiGradientsParams, Optimizer};
-use burn::prelude::DeviceOps;
+use burn::prelude::*;
 use burn_zero::{Stage, ZeroOptimizer};
 
 use super::support::*;
@@ -76,6 +78,20 @@ fn a_forward_pass_without_backward_changes_nothing() {
         };
         assert_eq!(train(false), train(true), "{stage:?}");
     }
+}
+
+/// Autodiff frees its graph in the next backward pass, which may be of another optimizer.
+#[test]
+fn nor_does_it_keep_a_dropped_optimizer() {
+    on_ranks(2, |group| {
+        let (adam, sharding) = (AdamWConfig::new().init(), small_buckets(Stage::Gradients));
+        let mut optimizer = ZeroOptimizer::new(adam, group.clone(), sharding)?;
+        let model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
+        drop(model.loss(batch(0, group.rank(), 2)));
+        drop((optimizer, model));
+        assert_eq!(Arc::strong_count(&group), 1);
+        Ok(())
+    });
 }
 
 #[test]
@@ -163,5 +179,43 @@ fn several_devices_of_a_rank_are_added_up() {
         };
         let distance = distance(&train(false), &train(true));
         assert!(distance < 2e-5, "{stage:?}: {distance}");
+    }
+}
+
+/// A model whose loss has a factor, which is clamped after each step: a new leaf among those that the optimizer returned.
+#[derive(Module, Debug)]
+struct Scaled<B: Backend> {
+    net: Net<B>,
+    factor: Param<Tensor<B, 1>>,
+}
+
+#[test]
+fn so_is_a_single_leaf_that_was_replaced_since_the_last_step() {
+    for elements in [1, 5] {
+        let train = |stage| {
+            on_ranks(2, |group| {
+                let rank = group.rank();
+                let adam = AdamWConfig::new().init();
+                let mut optimizer = ZeroOptimizer::new(adam, group, small_buckets(stage))?;
+                let device = Default::default();
+                let model = Scaled {
+                    net: Net::new(&device),
+                    factor: Param::from_tensor(Tensor::ones([elements], &device)),
+                };
+                let mut model = optimizer.prepare::<B, _>(model)?;
+                for step in 0..STEPS {
+                    let loss = model.net.loss(batch(step, rank, 2)) * model.factor.val().mean();
+                    let gradients = GradientsParams::from_grads(loss.backward(), &model);
+                    model = optimizer.step(0.05, model, gradients);
+                    let clamped = |factor: Tensor<_, 1>| factor.clamp(0.0, 4.6).detach();
+                    model.factor = model.factor.map(|factor| clamped(factor).require_grad());
+                }
+                Ok(parameters(&model))
+            })
+        };
+        let expected = train(Stage::DataParallel);
+        for stage in WITH_PARAMETERS {
+            assert!(train(stage) == expected, "{elements} {stage:?}");
+        }
     }
 }

@@ -140,6 +140,26 @@ fn tables_of_integers_and_masks_are_those_of_rank_0_too() {
     assert_eq!(prepared, expected);
 }
 
+#[test]
+fn tables_of_other_sizes_are_named() {
+    let errors = on_each_rank(2, |group| {
+        let mut own = Tables::<B>::of(0);
+        if group.rank() == 1 {
+            let mask = Tensor::from_data([true; 4], &Default::default());
+            own.mask = Param::initialized(ParamId::new(), mask);
+        }
+        let sgd = SgdConfig::new().init();
+        let mut optimizer = ZeroOptimizer::new(sgd, group, ZeroSettings::default()).unwrap();
+        optimizer.prepare::<B, _>(own).unwrap_err().to_string()
+    });
+    for error in errors {
+        assert!(
+            error.contains("initial mask [3]") && error.contains("initial mask [4]"),
+            "{error}"
+        );
+    }
+}
+
 /// What a step says that panics.
 fn says<M: AutodiffModule<B>>(
     prepared: M,

@@ -11,8 +11,8 @@ use burn::module::{AutodiffModule, Module, Param, ParamId};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{
-    AdaGradConfig, AdamConfig, AdamW, AdamWConfig, AdanConfig, GradientsParams, Optimizer,
-    RmsPropConfig,
+    AdaGradConfig, AdamConfig, AdamW, AdamWConfig, AdanConfig, GradientsParams,
+    MultiGradientsParams, Optimizer, RmsPropConfig,
 };
 use burn::prelude::*;
 use burn_accum::{AccumConfig, MultiSteps};
@@ -481,4 +481,85 @@ fn a_recorder_keeps_no_dropped_optimizer() {
         assert!(saved.unwrap_err().to_string().contains("was dropped"));
         Ok(())
     });
+}
+
+/// A layer of another crate, whose record is a tuple.
+#[derive(Clone)]
+struct Counting<O> {
+    inner: O,
+    steps: usize,
+}
+
+impl<M: AutodiffModule<B>, O: Optimizer<M, B>> Optimizer<M, B> for Counting<O> {
+    type Record = (O::Record, usize);
+
+    fn step(&mut self, lr: f64, module: M, gradients: GradientsParams) -> M {
+        self.steps += 1;
+        self.inner.step(lr, module, gradients)
+    }
+
+    fn step_multi(&mut self, _: f64, _: M, _: MultiGradientsParams) -> M {
+        unreachable!("these tests have one device a rank")
+    }
+
+    fn to_record(&self) -> Self::Record {
+        (self.inner.to_record(), self.steps)
+    }
+
+    fn load_record(mut self, (inner, steps): Self::Record) -> Self {
+        self.inner = self.inner.load_record(inner);
+        Self { steps, ..self }
+    }
+}
+
+#[test]
+fn a_layer_may_have_a_tuple_as_its_record() {
+    let dir = tempdir().unwrap();
+    for (ranks, before) in [(2, 0), (3, 3)] {
+        let sharding = small_buckets(Stage::Gradients);
+        let counted = on_each_rank(ranks, |group| {
+            let mut inner = ZeroOptimizer::new(adam(), group.clone(), sharding.clone())?;
+            let model = inner.prepare::<B, _>(Net::new(&Default::default()))?;
+            let recorder = inner.recorder()?;
+            let training = Training {
+                model,
+                optimizer: Counting { inner, steps: 0 },
+                scheduler: 0.05,
+            };
+            let (mut run, _) = recorder.load(dir.path(), None, training)?;
+            assert_eq!(run.optimizer.steps, before);
+            for step in 0..3 {
+                let loss = run.model.loss(batch(step, group.rank(), ranks));
+                let gradients = GradientsParams::from_grads(loss.backward(), &run.model);
+                run.model = run.optimizer.step(0.05, run.model, gradients);
+            }
+            let state = TrainingState::at_step(run.optimizer.steps as u64);
+            recorder.save(dir.path(), run.by_ref(), state, Keep::All)?;
+            Ok::<_, RecordError>(run.optimizer.steps)
+        });
+        for steps in counted {
+            assert_eq!(steps.unwrap(), before + 3);
+        }
+    }
+}
+
+#[test]
+fn a_layer_may_be_frozen_when_it_is_loaded() {
+    let dir = tempdir().unwrap();
+    save(dir.path(), 2, Stage::Gradients, 4);
+    for stage in WITH_PARAMETERS {
+        let loaded = on_each_rank(2, |group| {
+            let mut net = Net::new(&Default::default());
+            net.sometimes = net.sometimes.set_require_grad(false);
+            net.first = net.first.no_grad();
+            let (run, recorder) = build(group.clone(), stage, net)?;
+            let (run, _) = recorder.load::<B, _, _, _>(dir.path(), None, run)?;
+            let loaded = parameters(&run.model);
+            let run = train(run, 4..7, &*group);
+            let trained = parameters(&run.model);
+            assert!(loaded[..2] == trained[..2] && loaded != trained);
+            Ok::<_, RecordError>(trained)
+        });
+        loaded.into_iter().for_each(|loaded| drop(loaded.unwrap()));
+    }
 }

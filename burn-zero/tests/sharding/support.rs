@@ -50,7 +50,7 @@ pub fn small_buckets(stage: Stage) -> ZeroSettings {
 /// Sizes that divide by nothing, a weight that is used twice, one that is used on some ranks only, and one that is never.
 #[derive(Module, Debug)]
 pub struct Net<B: Backend> {
-    first: Linear<B>,
+    pub first: Linear<B>,
     tied: Param<Tensor<B, 2>>,
     last: Linear<B>,
     pub sometimes: Param<Tensor<B, 1>>,

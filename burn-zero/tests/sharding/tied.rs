@@ -20,7 +20,8 @@ use burn_amp::{Autocast, Bf16};
 use burn_flex::Flex;
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
-    ParameterShards, Recorder, Stage, Training, ZeroError, ZeroOptimizer, ZeroSettings,
+    OffloadConfig, ParameterShards, Recorder, Stage, Training, ZeroError, ZeroOptimizer,
+    ZeroSettings,
 };
 
 use super::support::*;
@@ -404,4 +405,17 @@ fn frozen_clones_stay_what_they_are() {
             assert!(distance(&plain, &sharded) < 2e-5, "{world_size} {stage:?}");
         }
     }
+}
+
+#[test]
+fn so_they_do_with_an_optimizer_on_the_host_alone() {
+    let mut optimizer = OffloadConfig::default().init().unwrap();
+    let mut model = Distilled::<Plain>::new(true);
+    let start = parameters(&model);
+    for at in 0..STEPS {
+        let gradients = GradientsParams::from_grads(model.loss(batch(at, 0, 1)).backward(), &model);
+        model = optimizer.step(RATE, model, gradients);
+    }
+    let end = parameters(&model);
+    assert!(end[0] == start[0] && end[1] != start[1] && end[2] == start[2]);
 }

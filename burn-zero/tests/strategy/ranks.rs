@@ -1,9 +1,12 @@
 //! Several ranks are one on the data of all.
 
 use burn::lr_scheduler::{LrScheduler, linear::LinearLrSchedulerConfig};
-use burn::module::Module;
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::module::{Module, ModuleMapper, Param};
+use burn::optim::{AdamWConfig, GradientsParams, MultiGradientsParams, Optimizer};
+use burn::tensor::Tensor;
+use burn::tensor::backend::AutodiffBackend;
 use burn_accum::{AccumConfig, AccumulatingStrategy, MultiSteps, PerUpdate};
+use burn_decorator::message;
 use burn_zero::{Stage, ZeroOptimizer, ZeroSettings, ZeroStrategy};
 
 use crate::learner::{MICRO_BATCH, Outcome, Setup, Stop, train};
@@ -213,5 +216,70 @@ fn open_windows_are_applied_at_the_end_of_an_epoch() {
         );
         assert_eq!(bits(&ours.model), bits(&alone.model), "{stage}");
         assert_eq!(counter.updates(), 4); // rank 0's
+    }
+}
+
+/// Halves parameters after each step, as a model may in `TrainStep::optimize`: those that are trained, or the others.
+#[derive(Clone)]
+struct Halving<O> {
+    inner: O,
+    trained: bool,
+}
+
+impl<B: AutodiffBackend, O> ModuleMapper<B> for Halving<O> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        let trained = self.trained;
+        param.map(|tensor| match tensor.is_require_grad() == trained {
+            true => Tensor::from_inner(tensor.inner() * 0.5).set_require_grad(trained),
+            false => tensor,
+        })
+    }
+}
+
+impl<B: AutodiffBackend, O: Optimizer<Model<B>, B>> Optimizer<Model<B>, B> for Halving<O> {
+    type Record = O::Record;
+
+    fn step(&mut self, lr: f64, model: Model<B>, gradients: GradientsParams) -> Model<B> {
+        let model = self.inner.step(lr, model, gradients);
+        match message::received() {
+            Some(_) => model,
+            None => model.map(self),
+        }
+    }
+
+    fn step_multi(&mut self, _: f64, _: Model<B>, _: MultiGradientsParams) -> Model<B> {
+        unreachable!("a rank has one device")
+    }
+
+    fn to_record(&self) -> Self::Record {
+        self.inner.to_record()
+    }
+
+    fn load_record(self, record: Self::Record) -> Self {
+        let inner = self.inner.load_record(record);
+        Self { inner, ..self }
+    }
+}
+
+/// They are what is trained on, validated, recorded and returned.
+#[test]
+fn parameters_that_change_after_a_step_are_those_of_stage_2() {
+    let _turn = crate::turn();
+    let mut start = Model::<Z>::new();
+    start.first = start.first.no_grad();
+    for trained in [true, false] {
+        let [expected, found] = [Stage::Gradients, Stage::Parameters].map(|stage| {
+            let inner = crate::adamw::<Z>(stage);
+            let halving = Halving { inner, trained };
+            let setup = Setup::new(rows(0, 20), 2);
+            let strategy = Some(ZeroStrategy::threads(2).into());
+            train(start.clone(), halving, falling(), setup, strategy)
+        });
+        assert_eq!(found.watch.lines(), expected.watch.lines(), "{trained}");
+        assert_eq!(bits(&found.model), bits(&expected.model), "{trained}");
+        for epoch in 1..=2 {
+            let records = found.directory.records(epoch);
+            assert_eq!(records, expected.directory.records(epoch), "{trained}");
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! Training is resumed at the same and at other numbers of ranks.
 
+use burn::module::Module;
 use burn_zero::Stage;
 
 use crate::learner::{Outcome, Setup};
@@ -44,6 +45,25 @@ fn at_another_number_it_begins_with_the_same_state() {
             let ours = on_ranks(ranks, stage, &Model::new(), setup);
             assert_eq!(bits(&ours.model), bits(&burns.model), "{ranks} {stage}");
             assert_eq!(ours.directory.records(3), burns.directory.records(3));
+        }
+    }
+}
+
+/// Burn ignores the state of a layer that is frozen now.
+#[test]
+fn with_a_layer_that_is_frozen_it_goes_on_as_burn_does() {
+    let _turn = crate::turn();
+    let data = rows(0, 30);
+    let whole = on_ranks(2, Stage::Gradients, &Model::new(), Setup::new(data, 2));
+    let mut start = Model::new();
+    start.first = start.first.no_grad();
+    let data = rows(40, 58);
+    let burns = as_burn(&start, resumed(data.clone(), &whole));
+    for ranks in [1, 2] {
+        for stage in crate::STAGES {
+            let setup = resumed(repeated(&data, ranks), &whole);
+            let ours = on_ranks(ranks, stage, &start, setup);
+            assert_eq!(bits(&ours.model), bits(&burns.model), "{ranks} {stage}");
         }
     }
 }
