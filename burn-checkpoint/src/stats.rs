@@ -82,7 +82,7 @@ pub(crate) struct Counts {
     live: AtomicU64,
     /// The most since the last reset.
     peak: AtomicU64,
-    /// The most ever.
+    /// The most until the last reset.
     highest: AtomicU64,
     /// The least since it was set.
     pub lowest: AtomicU64,
@@ -117,7 +117,8 @@ impl Counts {
     }
 
     pub fn highest(&self) -> u64 {
-        self.highest.load(Ordering::Relaxed)
+        let peak = self.peak.load(Ordering::Relaxed);
+        self.highest.load(Ordering::Relaxed).max(peak)
     }
 
     #[inline]
@@ -126,7 +127,6 @@ impl Counts {
             let live = counts.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
             if live > counts.peak.load(Ordering::Relaxed) {
                 counts.peak.fetch_max(live, Ordering::Relaxed);
-                counts.highest.fetch_max(live, Ordering::Relaxed);
             }
         }
     }
@@ -171,6 +171,7 @@ impl Counts {
 
     /// Sets the peak to the live bytes.
     pub fn reset_peak(&self) {
+        self.highest.store(self.highest(), Ordering::Relaxed);
         self.peak.store(self.live(), Ordering::Relaxed);
     }
 }
