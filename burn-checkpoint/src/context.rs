@@ -386,17 +386,18 @@ fn of_thread() -> Arc<Counts> {
 }
 
 impl RematStats {
-    /// Of the tensors that this thread made, over all devices and budgets.
+    /// The counters of the tensors that this thread made, over all devices and budgets.
     pub fn of_thread() -> Self {
         of_thread().stats()
     }
 
-    /// Of the tensors that this thread made on one device under the budget in force, or without one if there is none.
+    /// The counters of the tensors that this thread made on one device under the budget in force, or without one if there is none.
     pub fn of_device<B: Backend>(device: &B::Device) -> Self {
         memory_on(device.id()).counts.stats()
     }
 
-    /// Of all threads and devices since the process began; the peak is that since any thread's last [`Self::reset_thread`].
+    /// The counters of all threads and devices since the process began; the peak is the most bytes since any thread's last
+    /// [`Self::reset_thread`].
     pub fn of_process() -> Self {
         Counts::of_process().stats()
     }

@@ -75,7 +75,7 @@ impl Add for RematStats {
     }
 }
 
-/// What is counted on one device for one thread and one budget, of a thread, or of the process. What is counted here is counted in `whole`
+/// Counters of one device's tensors, made by one thread under one budget; or of a thread; or of the process. What one counts, its `whole` counts
 /// too.
 #[derive(Default)]
 pub(crate) struct Counts {
@@ -88,7 +88,7 @@ pub(crate) struct Counts {
     pub lowest: AtomicU64,
     /// All else since the last reset; live and peak bytes, which every operation changes, are 0 here.
     others: Mutex<RematStats>,
-    /// Of the thread that this is a part of, or of the process.
+    /// The counters that these are a part of: a device's of the thread's, a thread's of the process's.
     whole: Option<Arc<Counts>>,
 }
 

@@ -212,6 +212,7 @@ impl<O> ScaledOptimizer<O> {
         module
     }
 
+    /// A step of this optimizer that updates parameters if it is finite.
     fn update(&self) -> Step {
         Step {
             optimizer: self.id.clone(),

@@ -56,7 +56,7 @@ pub struct ShardedGradients<A: Tape> {
     left: HashMap<u64, Option<Gradient<A>>>,
     /// The factor by which the gradients in `inner` are still to be multiplied.
     weight: Option<FloatTensor<A::InnerBackend>>,
-    /// Which took part in the pass.
+    /// The reducers that took part in the backward pass.
     reducers: Vec<Arc<GradientReducer>>,
 }
 
