@@ -48,6 +48,11 @@ macro_rules! on_counted_backends {
     };
 }
 
+/// Whether a backend computes on Vulkan. In software that takes some ten times as long as on Flex, so laws of many steps take fewer there.
+pub fn is_vulkan<B: burn::tensor::backend::Backend>() -> bool {
+    B::name(&B::Device::default()).contains("wgpu")
+}
+
 /// LibTorch without the faults of burn-tch.
 #[cfg(feature = "tch")]
 pub type LibTorch = burn_decorator::tch::Mended<burn_tch::LibTorch>;

@@ -17,6 +17,7 @@ use burn_accum::{AccumConfig, ClipGlobalNorm, MultiSteps};
 use burn_amp::{Autocast, Bf16, F16, GradScaler, GradScalerConfig, Off};
 use serde::Deserialize;
 use tests::compare::values;
+use tests::is_vulkan;
 
 #[derive(Deserialize)]
 struct Golden {
@@ -219,6 +220,11 @@ fn differences<B: AutodiffBackend>(
     let length = golden.positions + 1;
     let (mut of_losses, mut of_norms) = (0.0_f32, 0.0_f32);
     let micro_batches = golden.data.chunks(golden.batch * length);
+    let updates = match is_vulkan::<B>() {
+        true => 12,
+        false => expected.norms.len(),
+    };
+    let micro_batches = micro_batches.take(updates * golden.micro_batches);
     for (step, (tokens, expected_loss)) in micro_batches.zip(&expected.losses).enumerate() {
         let tokens = TensorData::new(tokens.to_vec(), [golden.batch, length]);
         let loss = model.loss(Tensor::from_data(tokens, &B::Device::default()));

@@ -132,24 +132,29 @@ fn rank_0_hangs() {
 
 #[test]
 fn records_that_are_being_written_are_finished() {
-    let _turn = crate::turn();
-    for case in ["rank_1_panics", "rank_0_hangs"] {
-        let child = format!("cut_off::{case}");
-        let (status, text) = ended(&child, Duration::from_secs(120));
-        let directory = directory(std::process::id(), case);
-        for name in ["model", "optim", "scheduler"] {
-            let file = directory.join(format!("checkpoint/{name}-1.json"));
-            let written = fs::read_to_string(&file).unwrap_or_else(|error| {
-                panic!("{case}: {name}: {error}: {text}");
-            });
-            let read = serde_json::from_str::<serde_json::Value>(&written);
-            assert!(read.is_ok(), "{case}: {name}: {read:?}: {text}");
+    // Both wait most of the time.
+    thread::scope(|scope| {
+        for case in ["rank_1_panics", "rank_0_hangs"] {
+            scope.spawn(move || is_finished(case));
         }
-        // By the fault, or by the panic of a rank that has waited for its files.
-        assert!(
-            matches!(status, Some(1 | 101)),
-            "{case}: {status:?}: {text}"
-        );
-        fs::remove_dir_all(directory).unwrap();
+    });
+}
+
+fn is_finished(case: &str) {
+    let (status, text) = ended(&format!("cut_off::{case}"), Duration::from_secs(120));
+    let directory = directory(std::process::id(), case);
+    for name in ["model", "optim", "scheduler"] {
+        let file = directory.join(format!("checkpoint/{name}-1.json"));
+        let written = fs::read_to_string(&file).unwrap_or_else(|error| {
+            panic!("{case}: {name}: {error}: {text}");
+        });
+        let read = serde_json::from_str::<serde_json::Value>(&written);
+        assert!(read.is_ok(), "{case}: {name}: {read:?}: {text}");
     }
+    // By the fault, or by the panic of a rank that has waited for its files.
+    assert!(
+        matches!(status, Some(1 | 101)),
+        "{case}: {status:?}: {text}"
+    );
+    fs::remove_dir_all(directory).unwrap();
 }

@@ -150,7 +150,7 @@ fn once<P>(program: &P) -> Case<'_, P> {
 #[test]
 fn gpt() {
     let _turn = turn();
-    once(&Gpt(Checkpoint::None)).check::<Autodiff<Flex>, Autodiff<Meta>>("gpt");
+    once(&Gpt(3, Checkpoint::None)).check::<Autodiff<Flex>, Autodiff<Meta>>("gpt");
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn gpt_of_two_micro_batches() {
     let _turn = turn();
     let case = Case {
         micro_batches: 2,
-        ..once(&Gpt(Checkpoint::None))
+        ..once(&Gpt(3, Checkpoint::None))
     };
     case.check::<Autodiff<Flex>, Autodiff<Meta>>("gpt, two micro-batches");
 }
@@ -169,7 +169,7 @@ fn gpt_with_all_of_it() {
     let _turn = turn();
     let case = Case {
         micro_batches: 2,
-        ..once(&Gpt(Checkpoint::KeepCompute))
+        ..once(&Gpt(3, Checkpoint::KeepCompute))
     };
     case.check::<Autocast<Autodiff<Remat<Flex>>, Bf16>, Autocast<Autodiff<Remat<Meta>>, Bf16>>(
         "gpt in bf16, products kept, two micro-batches",
@@ -206,7 +206,7 @@ fn further_micro_batches_take_as_long_as_the_last() {
         (Checkpoint::Offload, false),
         (Checkpoint::None, true),
     ] {
-        let program = Gpt(checkpoint);
+        let program = Gpt(6, checkpoint);
         let of = |micro_batches| match fused {
             true => summed::<FusedBackward<Autodiff<Remat<Meta>>>, _>(&program, micro_batches),
             false => summed::<Autodiff<Remat<Meta>>, _>(&program, micro_batches),
@@ -277,7 +277,7 @@ fn an_empty_device_starts_with_nothing() {
 #[test]
 fn gpt_with_scopes() {
     let _turn = turn();
-    once(&Gpt(Checkpoint::Block))
+    once(&Gpt(3, Checkpoint::Block))
         .check::<Autodiff<Remat<Flex>>, Autodiff<Remat<Meta>>>("gpt, every block recomputed");
 }
 
@@ -286,7 +286,7 @@ fn gpt_with_a_budget() {
     let _turn = turn();
     let case = Case {
         budget_bytes: Some(48 << 20),
-        ..once(&Gpt(Checkpoint::None))
+        ..once(&Gpt(3, Checkpoint::None))
     };
     case.check::<Autodiff<Remat<Flex>>, Autodiff<Remat<Meta>>>("gpt, a budget");
 }
@@ -381,7 +381,7 @@ fn state_has_the_name_of_its_parameter() {
 #[test]
 fn gpt_in_bf16() {
     let _turn = turn();
-    once(&Gpt(Checkpoint::None))
+    once(&Gpt(3, Checkpoint::None))
         .check::<Autocast<Autodiff<Flex>, Bf16>, Autocast<Autodiff<Meta>, Bf16>>("gpt, bf16");
 }
 

@@ -39,16 +39,16 @@ fn cross_entropy<B: Backend>(logits: Tensor<B, 2>) -> Tensor<B, 1> {
         .forward(logits, targets)
 }
 
-/// The gpt example's model, and what becomes of its activations.
-pub struct Gpt(pub Checkpoint);
+/// The gpt example's model of so many layers, and what becomes of its activations.
+pub struct Gpt(pub usize, pub Checkpoint);
 
 impl Program for Gpt {
     type Model<B: AutodiffBackend> = GptModel<B>;
 
     fn model<B: AutodiffBackend>(&self, device: &B::Device) -> GptModel<B> {
-        GptConfig::new(128, 6, 4, 128)
+        GptConfig::new(128, self.0, 4, 128)
             .with_dropout(0.1)
-            .with_checkpoint(self.0)
+            .with_checkpoint(self.1)
             .init(device)
     }
 
