@@ -15,7 +15,7 @@ use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer}
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Int, Tensor};
 use burn_amp::{Autocast, Bf16, F16};
-use burn_checkpoint::Remat;
+use burn_checkpoint::{FusedBackward, Remat};
 use burn_estimate::{
     DeviceMemory, DeviceProfile, Estimate, Meta, MetaDevice, Plan, Planned, Shares, estimate_on,
     measure, plan,
@@ -375,10 +375,11 @@ fn shape(parameters: u64) -> (usize, usize, usize) {
 
 /// One update with AdamW.
 fn update(model: &GptConfig, setting: Setting, device: MetaDevice) -> Estimate {
+    type B = FusedBackward<Autodiff<Remat<Meta>>>;
     match setting.amp {
-        Amp::Off => update_on::<Autodiff<Remat<Meta>>>(model, setting, device),
-        Amp::Bf16 => update_on::<Autocast<Autodiff<Remat<Meta>>, Bf16>>(model, setting, device),
-        Amp::F16 => update_on::<Autocast<Autodiff<Remat<Meta>>, F16>>(model, setting, device),
+        Amp::Off => update_on::<B>(model, setting, device),
+        Amp::Bf16 => update_on::<Autocast<B, Bf16>>(model, setting, device),
+        Amp::F16 => update_on::<Autocast<B, F16>>(model, setting, device),
     }
 }
 
@@ -490,7 +491,7 @@ impl Setting {
         if self.checkpoint != Checkpoint::None || self.stage == Stage::Parameters {
             inner = format!("Remat<{inner}>");
         }
-        inner = format!("Autodiff<{inner}>");
+        inner = format!("FusedBackward<Autodiff<{inner}>>");
         if self.ranks > 1 || self.offload || on_host {
             inner = format!("Sharded<{inner}>");
         }

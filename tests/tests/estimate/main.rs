@@ -285,7 +285,7 @@ fn gpt_with_scopes() {
 fn gpt_with_a_budget() {
     let _turn = turn();
     let case = Case {
-        budget_bytes: Some(48 << 20),
+        budget_bytes: Some(24 << 20),
         ..once(&Gpt(3, Checkpoint::None))
     };
     case.check::<Autodiff<Remat<Flex>>, Autodiff<Remat<Meta>>>("gpt, a budget");
