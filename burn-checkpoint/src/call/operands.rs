@@ -217,8 +217,9 @@ impl<B: Backend> Operands<B> {
             return;
         };
         let memory = self.memory.insert(context::memory_on(device));
+        let is_new = self.op.work != Work::View || matches!(self.shares, Some(Shares::Own));
         if let Some(budget) = memory.budget()
-            && self.op.work != Work::View
+            && is_new
         {
             cost.expected = budget.expected(cost.key());
             let bytes = cost.expected.unwrap_or(cost.largest_bytes);

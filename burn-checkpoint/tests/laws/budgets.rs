@@ -364,6 +364,18 @@ fn a_limit_is_kept_in_the_first_step_whatever_the_type() {
     }
 }
 
+/// Such as those of queries, keys and values, which are parts of one product.
+#[test]
+fn room_is_made_for_a_reshape_that_copies() {
+    let x = Tensor::<Remat<Flex>, 2>::ones([64, 64], &Default::default());
+    let limit = 3 * 64 * 64 * 4;
+    let budget = MemoryBudget::bytes(limit).install();
+    let held = (x.clone().cos(), x.clone().sin(), x.exp());
+    let copy = held.2.clone().transpose().reshape([64 * 64]);
+    assert_eq!(budget.peak_bytes(), limit);
+    drop((held, copy));
+}
+
 #[test]
 #[should_panic(expected = "needs at least")]
 fn a_strict_budget_refuses() {
