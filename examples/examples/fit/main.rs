@@ -633,7 +633,7 @@ impl fmt::Display for Report {
         if self.lacks_fusion {
             writeln!(
                 f,
-                "\nwithout Fusion, with which measured programs took 0.84 to 1.01 of the memory: its estimate is in `cargo run --release -p examples --features fusion --example fit`"
+                "\nwithout Fusion, with which measured programs took 0.84 to 1.00 of the memory: its estimate is in `cargo run --release -p examples --features fusion --example fit`"
             )?;
         }
         write!(f, "\n{:.1} s, without a GPU", self.took.as_secs_f64())
