@@ -122,7 +122,7 @@ impl<B: Backend> Operands<B> {
                 return;
             }
             Input::Plain(argument) => {
-                // No room is made for views.
+                // The sizes of views are not remembered.
                 if let Some(cost) = &mut self.cost
                     && self.op.work != Work::View
                 {
@@ -217,14 +217,19 @@ impl<B: Backend> Operands<B> {
             return;
         };
         let memory = self.memory.insert(context::memory_on(device));
-        let is_new = self.op.work != Work::View || matches!(self.shares, Some(Shares::Own));
-        if let Some(budget) = memory.budget()
-            && is_new
-        {
-            cost.expected = budget.expected(cost.key());
-            let bytes = cost.expected.unwrap_or(cost.largest_bytes);
-            budget.make_room(self.op.name, bytes.saturating_sub(self.written));
-        }
+        let Some(budget) = memory.budget() else {
+            return;
+        };
+        let bytes = match (self.op.work, &self.shares) {
+            // A view that copies is as large as its operand.
+            (Work::View, Some(Shares::Own)) => cost.largest_bytes,
+            (Work::View, _) => return,
+            _ => {
+                cost.expected = budget.expected(cost.key());
+                cost.expected.unwrap_or(cost.largest_bytes)
+            }
+        };
+        budget.make_room(self.op.name, bytes.saturating_sub(self.written));
     }
 }
 

@@ -290,11 +290,11 @@ impl<B: Backend> Call<B> {
         }
     }
 
-    /// Reports the operation's cost and its result's size to the budget.
+    /// Reports the operation's cost to the budget, and its result's size if that is used to make room.
     fn computed(&self, memory: &MemoryStats, cost_ns: f32, bytes: u64) {
         if let (Some(budget), Some(cost)) = (memory.budget(), &self.operands.cost) {
             budget.computed(cost.key(), cost_ns);
-            if cost.expected != Some(bytes) {
+            if self.op.work != Work::View && cost.expected != Some(bytes) {
                 budget.expect(cost.key(), bytes);
             }
         }
