@@ -9,13 +9,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use burn::backend::Autodiff;
 use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Int, Tensor};
 use burn_amp::{Autocast, Bf16, F16};
-use burn_checkpoint::{FusedBackward, Remat};
 use burn_estimate::{
     DeviceMemory, DeviceProfile, Estimate, Meta, MetaDevice, Plan, Planned, Shares, estimate_on,
     measure, plan,
@@ -28,7 +26,7 @@ use examples::backend::with_fusion;
 use examples::gpt::loader::TokenBatch;
 use examples::gpt::model::{Gpt, GptConfig};
 use examples::gpt::options::Options;
-use examples::gpt::precision::Amp;
+use examples::gpt::precision::{Amp, Differentiating};
 use examples::gpt::recompute::Checkpoint;
 
 fn main() -> ExitCode {
@@ -375,7 +373,7 @@ fn shape(parameters: u64) -> (usize, usize, usize) {
 
 /// One update with AdamW.
 fn update(model: &GptConfig, setting: Setting, device: MetaDevice) -> Estimate {
-    type B = FusedBackward<Autodiff<Remat<Meta>>>;
+    type B = Differentiating<Meta>;
     match setting.amp {
         Amp::Off => update_on::<B>(model, setting, device),
         Amp::Bf16 => update_on::<Autocast<B, Bf16>>(model, setting, device),

@@ -9,9 +9,12 @@ use burn_zero::Sharded;
 use clap::ValueEnum;
 use serde::Serialize;
 
+/// What differentiates on `B`, and what `fit` estimates.
+pub type Differentiating<B> = FusedBackward<Autodiff<Remat<B>>>;
+
 /// The backend that trains on `B`, for every precision, every choice for activations and every number of ranks: one type, so the
 /// training is compiled once for each backend.
-pub type Training<B> = Autocast<Sharded<FusedBackward<Autodiff<Remat<B>>>>, Configured>;
+pub type Training<B> = Autocast<Sharded<Differentiating<B>>, Configured>;
 
 /// What `--amp` chooses from.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize)]
