@@ -48,7 +48,7 @@ macro_rules! on_counted_backends {
     };
 }
 
-/// Whether a backend computes on Vulkan. In software that takes some ten times as long as on Flex, so laws of many steps take fewer there.
+/// Whether a backend computes on Vulkan. Laws of many steps take fewer there: in software a step takes some ten times as long as on Flex.
 pub fn is_vulkan<B: burn::tensor::backend::Backend>() -> bool {
     B::name(&B::Device::default()).contains("wgpu")
 }

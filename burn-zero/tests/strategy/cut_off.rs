@@ -132,7 +132,7 @@ fn rank_0_hangs() {
 
 #[test]
 fn records_that_are_being_written_are_finished() {
-    // Both wait most of the time.
+    // The two processes mostly wait, so they run at the same time.
     thread::scope(|scope| {
         for case in ["rank_1_panics", "rank_0_hangs"] {
             scope.spawn(move || is_finished(case));

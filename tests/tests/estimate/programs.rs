@@ -39,7 +39,7 @@ fn cross_entropy<B: Backend>(logits: Tensor<B, 2>) -> Tensor<B, 1> {
         .forward(logits, targets)
 }
 
-/// The gpt example's model of so many layers, and what becomes of its activations.
+/// The gpt example's model: how many layers it has, and what becomes of their activations.
 pub struct Gpt(pub usize, pub Checkpoint);
 
 impl Program for Gpt {

@@ -13,7 +13,7 @@ use super::{counters, idle, in_use, most_in_use, turn};
 const ROWS: usize = 1024;
 const WIDTH: usize = 64;
 
-/// On Flex enough that the tape's nodes are a small part of the heap.
+/// Columns of the logits. Flex takes more of them, because the tape's nodes are on the heap too and must be a small part of it.
 fn classes<B: Backend>() -> usize {
     match counters::<B>() {
         BackendName::Flex => 16_000,
