@@ -84,6 +84,8 @@ pub(crate) struct Group {
     pub has_users: bool,
     /// Whether a member comes back only by all writes into the storage.
     pub overwrites: bool,
+    /// How often a member was brought back, at most.
+    pub restores: u32,
     /// Whether a member is in use, or cannot come back.
     pub is_held: bool,
     /// The number of the operation that used any of them last.
@@ -98,6 +100,7 @@ impl Group {
             bytes,
             has_users: false,
             overwrites: false,
+            restores: 0,
             is_held: false,
             last_used: 0,
         }

@@ -408,6 +408,8 @@ pub(crate) struct State<B: Backend> {
     pub branch_point: bool,
     /// The thread's operation count at the last use.
     pub last_used: u64,
+    /// How often it was brought back.
+    pub restores: u32,
     /// Other tensors with this storage.
     pub views: Vec<Weak<Node<B>>>,
     /// The checksum of the storage when it was dropped, in verify mode.
@@ -458,6 +460,7 @@ impl<B: Backend> State<B> {
             feeds_inner_scope: false,
             branch_point: false,
             last_used,
+            restores: 0,
             views: Vec::new(),
             checksum: None,
             copy: None,

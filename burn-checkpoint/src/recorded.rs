@@ -184,6 +184,7 @@ impl<B: Backend> AnyEntry for Node<B> {
         let mut add = |node: Arc<Self>, state: &State<B>| {
             group.has_users |= node.meta.users() > 0;
             group.overwrites |= node.meta.overwrites;
+            group.restores = group.restores.max(state.restores);
             group.is_held |= !state.comes_back() || state.locks > 0 || state.last_used == now;
             group.last_used = group.last_used.max(state.last_used);
             group.members.push(node);

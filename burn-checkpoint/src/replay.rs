@@ -125,6 +125,7 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
         }
     };
     let position = copy.position;
+    state.restores += 1;
     let storage = std::mem::replace(&mut state.storage, Storage::Resident(value));
     let unneeded = match storage {
         // The copy is kept: the budget may evict the tensor again.
@@ -337,6 +338,7 @@ impl<B: Backend> Plan<B> {
             verify::fail(&RematError::ReplayDiffers(meta.result()));
         }
         state.checksum = None;
+        state.restores += 1;
         state.storage = Storage::Resident(value);
         meta.storage_restored();
         drop(state);

@@ -1,7 +1,8 @@
 //! The storages that may be evicted, as a queue that is sorted lazily.
 //!
-//! DTR's heuristic (Kirisame et al., section 4.1) is the cost to bring a storage back, over its bytes times its staleness. Cost over bytes,
-//! the *price*, changes seldom, staleness with each operation, but of equal prices the one unused for longest is always the cheapest. So
+//! DTR's heuristic (Kirisame et al., section 4.1) is the cost to bring a storage back, over its bytes times its staleness. The cost counts
+//! once more for each time that the storage came back: what each of many operations uses is recent and cheap, and would be evicted in
+//! between. Cost over bytes, the *price*, changes seldom, staleness with each operation, but of equal prices the one unused for longest is always the cheapest. So
 //! each class of prices is sorted by last use, and an eviction compares the oldest ones, where outdated prices are corrected.
 
 use std::collections::BTreeMap;
@@ -211,14 +212,14 @@ fn own_ns(group: &Group) -> f64 {
     own.sum()
 }
 
-/// Its bytes, divided by how often they are needed.
+/// Its bytes, divided by how often they are needed, as far as is known.
 fn worth(group: &Group) -> f64 {
     let demand = match group.has_users {
         true if group.overwrites => WRITTEN_DEMAND,
         true => 1.0,
         false => BRANCH_POINT_DEMAND,
     };
-    group.bytes.max(1) as f64 / demand
+    group.bytes.max(1) as f64 / (demand * f64::from(1 + group.restores))
 }
 
 fn staleness(now: u64, last_used: u64) -> f64 {

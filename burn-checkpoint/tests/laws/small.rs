@@ -23,18 +23,16 @@ fn limited(step: &impl Step<B>, fraction: f64) -> RematStats {
     stats
 }
 
-/// Of a CTC loss a time step has 41 operations. A longer one takes no more of each time step.
+/// Of a CTC loss a time step has 41 operations. A longer one takes no more of each time step, and no operation runs more than once more.
 #[test]
 fn searches_and_replays_grow_with_the_operations() {
     let _generator = generator();
     for (time, fraction) in [(50, 0.37), (60, 0.37), (100, 0.37), (100, 0.6), (200, 0.37)] {
         let stats = limited(&Ctc::new(time), fraction);
+        let operations = 41 * time as u64;
+        assert!(stats.replayed_operations < operations, "{stats:?}");
         assert!(
-            stats.replayed_operations < 3 * 41 * time as u64 / 2,
-            "{time}: {stats:?}"
-        );
-        assert!(
-            stats.searched_tensors < 5 * stats.evicted_operations,
+            2 * stats.searched_tensors < 5 * operations,
             "{time}: {stats:?}"
         );
         assert_eq!(stats.thrashing_steps, 0, "{time}");
