@@ -1,5 +1,6 @@
 //! Counters of one thread's managed tensors on one device, with the budget that they are under.
 
+use std::ops::AddAssign;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -65,15 +66,15 @@ impl MemoryStats {
         });
     }
 
-    /// Counts bytes that came back, and the operation that was run for them if one was.
-    pub fn replayed(&self, bytes: u64, ran: bool, cost_ns: f32, time: Duration) {
+    /// Counts what came back by replays, which took so long.
+    pub fn replayed(&self, replayed: Replayed, time: Duration) {
         self.counts.count(|stats| {
-            stats.replayed_bytes += bytes;
-            stats.replayed_operations += u64::from(ran);
+            stats.replayed_bytes += replayed.bytes;
+            stats.replayed_operations += replayed.operations;
             stats.replay_time += time;
         });
         if let Some(budget) = self.budget() {
-            budget.replayed(cost_ns);
+            budget.replayed(replayed.cost_ns);
         }
     }
 
@@ -83,6 +84,24 @@ impl MemoryStats {
 
     pub fn uploaded(&self, bytes: u64) {
         self.counts.count(|stats| stats.uploaded_bytes += bytes);
+    }
+}
+
+/// What came back by replays.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Replayed {
+    pub bytes: u64,
+    /// Operations that were run.
+    pub operations: u64,
+    /// Estimated nanoseconds of these.
+    pub cost_ns: f64,
+}
+
+impl AddAssign for Replayed {
+    fn add_assign(&mut self, other: Self) {
+        self.bytes += other.bytes;
+        self.operations += other.operations;
+        self.cost_ns += other.cost_ns;
     }
 }
 

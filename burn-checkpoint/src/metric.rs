@@ -47,7 +47,7 @@ impl RematMetric {
 
     /// Seconds spent in replays since this was made.
     pub fn replay_time() -> Self {
-        let about = "Time spent in operations that were run again";
+        let about = "Time spent in replays";
         let gauge = since_now("Replay Time", about, |stats| {
             stats.replay_time.as_secs_f64()
         });

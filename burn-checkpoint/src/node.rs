@@ -76,22 +76,9 @@ impl<B: Backend> Node<B> {
         }
     }
 
-    /// Visits the other results of the operation, if it has several.
-    pub fn siblings(&self, visit: &mut dyn FnMut(Arc<Self>)) {
-        if let Some(recipe) = &*self.recipe.lock() {
-            recipe.siblings(visit);
-        }
-    }
-
     /// The recipe, for calls that may run code of the user, during which it must not be locked: that code may search for what to evict.
     pub fn recipe(&self) -> Option<Arc<dyn Recipe<B>>> {
         self.recipe.lock().clone()
-    }
-
-    /// Runs the recipe; `None` if there is none. Returns the result, and whether it was computed.
-    pub fn run(&self) -> Option<(Value<B>, bool)> {
-        let recipe = self.recipe()?;
-        Some((recipe.run(), recipe.computes()))
     }
 
     pub fn has_recipe(&self) -> bool {

@@ -4,8 +4,9 @@
 //! no handle refers to right after its last use. No step of it recurses.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use burn_backend::Backend;
 use burn_decorator::cell::Scope;
@@ -14,10 +15,11 @@ use rustc_hash::FxHashMap;
 use crate::again::again;
 use crate::entry::{AnyEntry, Origin};
 use crate::error::RematError;
+use crate::memory::Replayed;
 use crate::node::{Input, Node, Recipe, State, Storage, vacate};
 use crate::region::Region;
 use crate::request::DELIVERED;
-use crate::trace::EventKind;
+use crate::trace::{self, EventKind};
 use crate::verify;
 
 /// Brings nodes back, with what they need.
@@ -150,7 +152,7 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
     if let Some(budget) = meta.memory.budget() {
         // Nothing is uploaded ahead under a budget: what it evicts would depend on when copies arrive.
         meta.memory.prefetch.forget(position);
-        budget.list(node.clone());
+        budget.list(node);
     } else {
         meta.memory.prefetch.asked_for(position);
     }
@@ -192,89 +194,120 @@ pub(crate) fn rehearse<B: Backend>(node: &Arc<Node<B>>) {
     node.state().viewed = viewed;
 }
 
-/// The address of a node, which is the same for all references to it.
-fn key<B: Backend>(node: &Arc<Node<B>>) -> usize {
-    Arc::as_ptr(node) as usize
-}
-
 /// Locks a node for a replay, and returns whether it is resident and will stay so. The check and the lock are one step: in between another
 /// thread may drop its last handle.
 fn lock<B: Backend>(node: &Arc<Node<B>>) -> bool {
     loop {
-        fetch(node);
         let mut state = node.state();
         if !matches!(state.storage, Storage::Host(_)) {
             state.locks += 1;
             return state.is_resident();
         }
+        drop(state);
+        fetch(node);
     }
 }
 
+/// A node that a replay needs.
 struct Planned<B: Backend> {
     node: Arc<Node<B>>,
     /// How many inputs of steps to come refer to it.
     uses: u32,
+    is_locked: bool,
+    /// Its recipe until it has run, if it has to run.
+    recipe: Option<Arc<dyn Recipe<B>>>,
     /// Whether it was resident before.
     found: bool,
 }
 
+/// A node to run: its index and the part of [`Plan::inputs`] that has those of its inputs.
+type Step = (usize, Range<usize>);
+
 struct Plan<B: Backend> {
+    start: Instant,
     target: Arc<Node<B>>,
     /// The target's scope.
     region: Option<Arc<Region>>,
-    /// Everything that is locked: results and resident inputs.
-    planned: FxHashMap<usize, Planned<B>>,
-    /// Keys of the nodes to run, inputs first.
-    order: Vec<usize>,
+    /// Everything that is locked, results and resident inputs; `None` after its last use.
+    nodes: Vec<Option<Planned<B>>>,
+    /// Indices of nodes.
+    inputs: Vec<usize>,
+    /// The nodes to run, inputs first.
+    order: Vec<Step>,
+    replayed: Replayed,
 }
 
-enum Visit<B: Backend> {
-    /// A node, and how many steps need it.
-    Enter(Arc<Node<B>>, u32),
-    Leave(usize),
+enum Visit {
+    Enter(usize),
+    Leave(Step),
 }
 
 impl<B: Backend> Plan<B> {
     fn new(target: Arc<Node<B>>) -> Self {
+        let region = target.state().region.clone();
         let mut plan = Self {
-            target: target.clone(),
-            region: target.state().region.clone(),
-            planned: FxHashMap::default(),
+            start: Instant::now(),
+            target,
+            region,
+            nodes: Vec::new(),
+            inputs: Vec::new(),
             order: Vec::new(),
+            replayed: Replayed::default(),
         };
-        let mut stack = vec![Visit::Enter(target, 1)];
+        let mut indices = FxHashMap::default();
+        let mut need = |nodes: &mut Vec<Option<Planned<B>>>, node: &Arc<Node<B>>, uses| {
+            let at = *indices.entry(Arc::as_ptr(node)).or_insert(nodes.len());
+            if at == nodes.len() {
+                nodes.push(Some(Planned {
+                    node: node.clone(),
+                    uses: 0,
+                    is_locked: false,
+                    recipe: None,
+                    found: false,
+                }));
+            }
+            if let Some(planned) = &mut nodes[at] {
+                planned.uses += uses;
+            }
+            at
+        };
+        let mut siblings = Vec::new();
+        let mut stack = vec![Visit::Enter(need(&mut plan.nodes, &plan.target, 1))];
         while let Some(visit) = stack.pop() {
-            match visit {
-                Visit::Leave(key) => plan.order.push(key),
-                Visit::Enter(node, uses) => {
-                    let key = key(&node);
-                    if let Some(planned) = plan.planned.get_mut(&key) {
-                        planned.uses += uses;
-                        continue;
-                    }
-                    let runs = !lock(&node);
-                    if runs {
-                        stack.push(Visit::Leave(key));
-                        node.inputs(&mut |input| {
-                            if let Input::Node(source) = input {
-                                stack.push(Visit::Enter(source.node().clone(), 1));
-                            }
-                        });
-                        // An operation that runs for one of its results returns the others too.
-                        node.siblings(&mut |sibling| {
-                            if plan.is_wanted(&sibling) {
-                                stack.push(Visit::Enter(sibling, 0));
-                            }
-                        });
-                    }
-                    plan.planned.insert(
-                        key,
-                        Planned {
-                            node,
-                            uses,
-                            found: !runs,
-                        },
-                    );
+            let at = match visit {
+                Visit::Enter(at) => at,
+                Visit::Leave(step) => {
+                    plan.order.push(step);
+                    continue;
+                }
+            };
+            let Some(planned) = plan.nodes[at].as_mut().filter(|node| !node.is_locked) else {
+                continue;
+            };
+            planned.is_locked = true;
+            planned.found = lock(&planned.node);
+            let recipe = match planned.found {
+                true => None,
+                false => planned.node.recipe(),
+            };
+            let Some(recipe) = recipe else {
+                continue;
+            };
+            planned.recipe = Some(recipe.clone());
+            let (waiting, begin) = (stack.len(), plan.inputs.len());
+            recipe.inputs(&mut |input| {
+                if let Input::Node(source) = input {
+                    let input = need(&mut plan.nodes, source.node(), 1);
+                    plan.inputs.push(input);
+                    stack.push(Visit::Enter(input));
+                }
+            });
+            stack.insert(waiting, Visit::Leave((at, begin..plan.inputs.len())));
+            // An operation that runs for one of its results returns the others too.
+            recipe.siblings(&mut |sibling| siblings.push(sibling));
+            for sibling in siblings.drain(..) {
+                if plan.is_wanted(&sibling) {
+                    stack.push(Visit::Enter(need(&mut plan.nodes, &sibling, 0)));
                 }
             }
         }
@@ -282,52 +315,47 @@ impl<B: Backend> Plan<B> {
     }
 
     fn run(mut self) {
-        let order = std::mem::take(&mut self.order);
-        for key in order {
-            let node = self.planned[&key].node.clone();
+        for (at, inputs) in std::mem::take(&mut self.order) {
+            let Some(planned) = &mut self.nodes[at] else {
+                continue;
+            };
+            let (node, recipe) = (planned.node.clone(), planned.recipe.take());
             if !node.meta.memory.retries() {
-                self.lend(&node);
+                self.lend(inputs.clone());
             }
-            self.step(&node);
-            self.release_inputs(&node);
-            if self.is_kept(&node, &node.state()) && !Arc::ptr_eq(&node, &self.target) {
-                settle_after_replay(&node);
+            if let Some(recipe) = recipe {
+                self.step(&node, &*recipe);
             }
+            self.release(inputs);
+            self.settle(&node);
         }
-        settle_after_replay(&self.target);
     }
 
     /// Allows inputs that have no other use to be written into.
-    fn lend(&self, node: &Arc<Node<B>>) {
-        node.inputs(&mut |input| {
-            let Input::Node(source) = input else { return };
-            let input = source.node();
-            let Some(planned) = self.planned.get(&key(input)) else {
-                return;
-            };
-            let unused = planned.uses == 1 && input.meta.users() == 0;
-            let mut state = input.state();
-            state.hand_over = unused
-                && state.locks == 1
-                && state.origin == Origin::Recorded
-                && !state.branch_point;
-        });
+    fn lend(&self, inputs: Range<usize>) {
+        for input in &self.inputs[inputs] {
+            if let Some(Planned { node, uses: 1, .. }) = &self.nodes[*input]
+                && node.meta.users() == 0
+            {
+                let mut state = node.state();
+                state.hand_over =
+                    state.locks == 1 && state.origin == Origin::Recorded && !state.branch_point;
+            }
+        }
     }
 
     /// Runs one recipe and stores its result.
-    fn step(&self, node: &Arc<Node<B>>) {
+    fn step(&mut self, node: &Arc<Node<B>>, recipe: &dyn Recipe<B>) {
         let meta = &node.meta;
         if node.state().is_resident() {
             return;
         }
         meta.memory.make_room(meta.op.name, meta.own_bytes());
         let rehearsing = verify::is_rehearsing();
-        let start = Instant::now();
-        let run = || node.run();
-        let Some((value, computed)) = again(&meta.memory, meta.op, run, run) else {
-            return;
-        };
-        let time = start.elapsed();
+        let start = trace::is_on().then(Instant::now);
+        let run = || recipe.run();
+        let value = again(&meta.memory, meta.op, run, run);
+        let time = start.map_or(Duration::ZERO, |start| start.elapsed());
         let mut state = node.state();
         if state.is_resident() {
             return;
@@ -343,7 +371,7 @@ impl<B: Backend> Plan<B> {
         meta.storage_restored();
         drop(state);
         if let Some(budget) = meta.memory.budget() {
-            budget.list(node.clone());
+            budget.list(node);
         }
         if rehearsing {
             return;
@@ -351,29 +379,41 @@ impl<B: Backend> Plan<B> {
         if *meta.op == DELIVERED {
             return meta.uploaded();
         }
-        meta.memory
-            .replayed(meta.bytes, computed, meta.cost_ns, time);
         meta.emit(|traced| EventKind::Replay(traced, time), meta.bytes);
+        let replayed = Replayed {
+            bytes: meta.bytes,
+            operations: u64::from(recipe.computes()),
+            cost_ns: f64::from(meta.cost_ns),
+        };
+        match Arc::ptr_eq(&meta.memory, &self.target.meta.memory) {
+            true => self.replayed += replayed,
+            // On another device, or made by another thread.
+            false => meta.memory.replayed(replayed, time),
+        }
     }
 
     /// One use of each input is over.
-    fn release_inputs(&mut self, node: &Arc<Node<B>>) {
-        let mut over = Vec::new();
-        node.inputs(&mut |input| {
-            if let Input::Node(source) = input {
-                let key = key(source.node());
-                if let Some(planned) = self.planned.get_mut(&key) {
-                    planned.uses -= 1;
-                    if planned.uses == 0 {
-                        over.push(key);
-                    }
+    fn release(&mut self, inputs: Range<usize>) {
+        for input in inputs {
+            let input = &mut self.nodes[self.inputs[input]];
+            if let Some(planned) = input {
+                planned.uses -= 1;
+                if planned.uses == 0
+                    && let Some(planned) = input.take()
+                {
+                    self.unlock(&planned);
                 }
             }
-        });
-        for key in over {
-            if let Some(planned) = self.planned.remove(&key) {
-                self.unlock(&planned);
-            }
+        }
+    }
+
+    /// A tensor that came back and stays no longer needs its recipe, unless a budget may evict it again.
+    fn settle(&self, node: &Arc<Node<B>>) {
+        if !node.meta.memory.may_evict()
+            && !verify::is_rehearsing()
+            && self.is_kept(node, &node.state())
+        {
+            node.settle();
         }
     }
 
@@ -401,16 +441,19 @@ impl<B: Backend> Plan<B> {
     }
 
     fn unlock(&self, planned: &Planned<B>) {
-        let node = &planned.node;
+        let Planned { node, found, .. } = planned;
+        if !planned.is_locked {
+            return;
+        }
         let mut state = node.state();
-        let is_kept = match planned.found {
+        let is_kept = match found {
             true => node.meta.users() > 0 || state.branch_point,
             false => self.is_kept(node, &state),
         };
         state.locks -= 1;
         state.hand_over = false;
         // A replay that a comparison interrupts may have locked it too: that replay brings it back itself.
-        let of_others = match verify::is_rehearsing() && !planned.found {
+        let of_others = match verify::is_rehearsing() && !found {
             true => std::mem::take(&mut state.locks),
             false => 0,
         };
@@ -421,18 +464,15 @@ impl<B: Backend> Plan<B> {
     }
 }
 
-/// Unlocks all nodes, also when a recipe panics.
+/// Unlocks all nodes, also when a recipe panics, and counts what came back.
 impl<B: Backend> Drop for Plan<B> {
     fn drop(&mut self) {
-        for planned in std::mem::take(&mut self.planned).into_values() {
-            self.unlock(&planned);
+        for planned in std::mem::take(&mut self.nodes).iter().flatten() {
+            self.unlock(planned);
         }
-    }
-}
-
-/// A tensor that came back no longer needs its recipe, unless a budget may evict it again.
-fn settle_after_replay<B: Backend>(node: &Arc<Node<B>>) {
-    if !node.meta.memory.may_evict() && !verify::is_rehearsing() {
-        node.settle();
+        if self.replayed != Replayed::default() {
+            let memory = &self.target.meta.memory;
+            memory.replayed(self.replayed, self.start.elapsed());
+        }
     }
 }

@@ -44,7 +44,7 @@ pub struct RematStats {
     pub offloaded_bytes: u64,
     /// Bytes that came back from host memory.
     pub uploaded_bytes: u64,
-    /// Time spent in operations that were run again; only their submission on a lazy or asynchronous backend.
+    /// Time spent in replays, with their evictions; only the submission of operations on a lazy or asynchronous backend.
     pub replay_time: Duration,
     /// Time that budgets took to find what to evict.
     pub search_time: Duration,

@@ -399,7 +399,7 @@ impl Budget {
     }
 
     /// Counts the work of a replay.
-    pub fn replayed(&self, cost_ns: f32) {
+    pub fn replayed(&self, cost_ns: f64) {
         self.thrashing.replayed(cost_ns);
     }
 
@@ -439,10 +439,10 @@ impl Budget {
     }
 
     /// Adds a node that is resident again to those that may be evicted.
-    pub fn list(&self, node: Arc<dyn AnyEntry>) {
+    pub fn list(&self, node: &Arc<impl AnyEntry + 'static>) {
         let mut nodes = self.nodes.lock();
         if !nodes.memo.repeats()
-            && let Some(owner) = node.list()
+            && let Some(owner) = node.clone().list()
         {
             nodes.candidates.add(owner);
         }
