@@ -73,9 +73,6 @@ impl MemoryStats {
             stats.replayed_operations += replayed.operations;
             stats.replay_time += time;
         });
-        if let Some(budget) = self.budget() {
-            budget.replayed(replayed.cost_ns);
-        }
     }
 
     pub fn offloaded(&self, bytes: u64) {
@@ -88,20 +85,17 @@ impl MemoryStats {
 }
 
 /// What came back by replays.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Replayed {
     pub bytes: u64,
     /// Operations that were run.
     pub operations: u64,
-    /// Estimated nanoseconds of these.
-    pub cost_ns: f64,
 }
 
 impl AddAssign for Replayed {
     fn add_assign(&mut self, other: Self) {
         self.bytes += other.bytes;
         self.operations += other.operations;
-        self.cost_ns += other.cost_ns;
     }
 }
 

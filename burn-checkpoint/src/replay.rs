@@ -370,7 +370,8 @@ impl<B: Backend> Plan<B> {
         state.storage = Storage::Resident(value);
         meta.storage_restored();
         drop(state);
-        if let Some(budget) = meta.memory.budget() {
+        let budget = meta.memory.budget();
+        if let Some(budget) = budget {
             budget.list(node);
         }
         if rehearsing {
@@ -379,11 +380,13 @@ impl<B: Backend> Plan<B> {
         if *meta.op == DELIVERED {
             return meta.uploaded();
         }
+        if let Some(budget) = budget {
+            budget.replayed(meta.cost_ns);
+        }
         meta.emit(|traced| EventKind::Replay(traced, time), meta.bytes);
         let replayed = Replayed {
             bytes: meta.bytes,
             operations: u64::from(recipe.computes()),
-            cost_ns: f64::from(meta.cost_ns),
         };
         match Arc::ptr_eq(&meta.memory, &self.target.meta.memory) {
             true => self.replayed += replayed,

@@ -399,7 +399,7 @@ impl Budget {
     }
 
     /// Counts the work of a replay.
-    pub fn replayed(&self, cost_ns: f64) {
+    pub fn replayed(&self, cost_ns: f32) {
         self.thrashing.replayed(cost_ns);
     }
 

@@ -43,8 +43,8 @@ impl Thrashing {
     }
 
     /// Counts work that was done once more.
-    pub fn replayed(&self, cost_ns: f64) {
-        self.work.lock().wasted_ns += cost_ns;
+    pub fn replayed(&self, cost_ns: f32) {
+        self.work.lock().wasted_ns += f64::from(cost_ns);
     }
 
     /// Counts a search, and warns if the step spends far more on replays and searches than on its work.
