@@ -284,8 +284,9 @@ impl<B: Backend> Plan<B> {
             let Some(planned) = plan.nodes[at].as_mut().filter(|node| !node.is_locked) else {
                 continue;
             };
-            planned.is_locked = true;
+            // Not locked if the upload of its host copy panics.
             planned.found = lock(&planned.node);
+            planned.is_locked = true;
             let recipe = match planned.found {
                 true => None,
                 false => planned.node.recipe(),

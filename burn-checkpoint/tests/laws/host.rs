@@ -11,7 +11,8 @@ use burn::tensor::activation::{log_softmax, softmax};
 use burn::tensor::backend::AutodiffBackend;
 use burn_checkpoint::trace::{self, EventKind, Traced};
 use burn_checkpoint::{
-    MemoryBudget, Policy, ReadsInPlace, Remat, RematStats, Verify, checkpoint, checkpoint_with,
+    MemoryBudget, Policy, ReadsInPlace, Remat, RematStats, SavePolicy, Verify, checkpoint,
+    checkpoint_with,
 };
 use burn_flex::Flex;
 
@@ -61,6 +62,14 @@ fn panics_at(op: &'static str, nth: usize) -> impl Fn(&'static str) {
     }
 }
 
+/// The operand of the first `tanh` moves, and its result is computed again from it.
+fn one_moves() -> Policy {
+    Policy::per_operation(|call| match call.op.name {
+        "float_mul_scalar" => SavePolicy::Offload,
+        _ => SavePolicy::Recompute,
+    })
+}
+
 #[test]
 fn a_panic_within_backward_arrives_and_the_next_step_is_right() {
     let plain = plain(3);
@@ -68,6 +77,7 @@ fn a_panic_within_backward_arrives_and_the_next_step_is_right() {
         (Policy::Offload, "float_from_data", 6),
         (Policy::Recompute, "float_tanh", 9),
         (Policy::Recompute, "float_matmul", 9),
+        (one_moves(), "float_from_data", 3),
     ] {
         for nth in 1..=runs {
             let step = |nth| {
