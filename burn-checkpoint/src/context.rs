@@ -9,7 +9,6 @@ use parking_lot::Mutex;
 
 use crate::budget::MemoryBudget;
 use crate::clock::{self, Phase, Step};
-use crate::cost::Costs;
 use crate::entry::AnyEntry;
 use crate::memory::{Installed, MemoryStats};
 use crate::op::OpInfo;
@@ -198,8 +197,6 @@ pub(crate) struct OpContext {
     pub call: u32,
     /// Where in a step the thread is, under a budget.
     pub step: Option<Step>,
-    /// Where that budget takes costs from.
-    pub costs: Costs,
 }
 
 /// Begins an operation.
@@ -215,7 +212,6 @@ pub(crate) fn tick(op: &OpInfo) -> OpContext {
             call: region.map_or(0, |region| region.call(op)),
             region: region.cloned(),
             step: budget.map(|_| context.step),
-            costs: budget.map_or(Costs::Estimated, |budget| budget.settings.costs),
         }
     })
 }

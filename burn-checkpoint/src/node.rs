@@ -234,13 +234,14 @@ pub(crate) fn bytes(elements: usize, dtype: DType) -> u64 {
 }
 
 impl<B: Backend> TensorMeta<B> {
-    /// A tensor with a storage of its own, made outside of budgets.
+    /// A tensor with a storage of its own of so many bytes, made outside of budgets.
     #[inline]
     pub fn new(
         op: &'static OpInfo,
         id: u64,
         shape: Shape,
         dtype: DType,
+        bytes: u64,
         device: Device<B>,
         memory: Arc<MemoryStats>,
     ) -> Self {
@@ -248,7 +249,7 @@ impl<B: Backend> TensorMeta<B> {
             op,
             id,
             call: 0,
-            bytes: bytes(shape.num_elements(), dtype),
+            bytes,
             shape,
             dtype,
             device,

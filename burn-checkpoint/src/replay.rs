@@ -65,7 +65,7 @@ impl<B: Backend> Locked<B> {
 
 impl<B: Backend> Drop for Locked<B> {
     fn drop(&mut self) {
-        for node in self.0.drain(..) {
+        while let Some(node) = self.0.pop() {
             let mut state = node.state();
             state.locks -= 1;
             let is_kept = node.meta.users() > 0 && !node.meta.is_delivered || state.branch_point;

@@ -14,7 +14,7 @@ use super::need::Needs;
 use super::settings::{LimitSetting, MemoryBudget, Overflow};
 use super::thrashing::Thrashing;
 use crate::clock::{self, Lineage};
-use crate::cost::ResultKey;
+use crate::cost::{Costs, ResultKey};
 use crate::entry::AnyEntry;
 use crate::error::{Need, size};
 use crate::snapshot::Snapshot;
@@ -391,6 +391,11 @@ impl Budget {
             *holder = (holder.0 + bytes, holder.1 + 1);
         }
         Snapshot::new(device, self.start.elapsed(), self.live(), holders)
+    }
+
+    /// Where costs come from.
+    pub fn costs(&self) -> &Costs {
+        &self.settings.costs
     }
 
     /// Estimated nanoseconds to bring a tensor of so many bytes back from the host.

@@ -12,7 +12,7 @@ use crate::context;
 use crate::entry::Origin;
 use crate::handle::{Handle, Managed};
 use crate::kind::{Kind, Value};
-use crate::node::{Node, Recipe, Source, State, Storage, TensorMeta};
+use crate::node::{Node, Recipe, Source, State, Storage, TensorMeta, bytes};
 use crate::op::OpInfo;
 use crate::recipe::Upload;
 use crate::request::{DELIVERED, Request};
@@ -37,12 +37,9 @@ pub(crate) fn parameter<B: Backend>(path: &'static OpInfo, value: Value<B>) -> M
     let device = value.device().unwrap_or_default();
     let memory = context::memory_on(device.id());
     let (shape, dtype) = (value.shape(), value.dtype());
-    let meta = TensorMeta {
-        bytes: 0,
-        ..TensorMeta::new(path, op_context.number, shape, dtype, device, memory)
-    };
-    meta.storage_added();
     let number = op_context.number;
+    let meta = TensorMeta::new(path, number, shape, dtype, 0, device, memory);
+    meta.storage_added();
     let state = State::new(Storage::Resident(value), Origin::Fixed, number, None);
     Managed::new(Source::new(Arc::new(Node::new(meta, state, None))))
 }
@@ -128,13 +125,14 @@ pub(crate) fn derived<B: Backend>(
         None => viewed,
     });
     let memory = context::memory_on(device.id());
+    let bytes = bytes(shape.num_elements(), dtype);
     let state = State::new(Storage::Evicted, Origin::Delivered, op_context.number, None);
     let meta = TensorMeta {
         is_delivered: true,
         contiguous: row_major,
         row_major,
         group,
-        ..TensorMeta::new(op, op_context.number, shape, dtype, device, memory)
+        ..TensorMeta::new(op, op_context.number, shape, dtype, bytes, device, memory)
     };
     Managed::new(Source::new(Arc::new(Node::new(meta, state, Some(recipe)))))
 }

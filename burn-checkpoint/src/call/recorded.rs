@@ -11,6 +11,7 @@ use super::order::keeps_order;
 use super::results::Results;
 use super::room::Room;
 use crate::again::again;
+use crate::budget::Budget;
 use crate::clock::{self, Lineage, Phase};
 use crate::context::{self, OpContext};
 use crate::cost::{Costs, OpCost};
@@ -184,8 +185,8 @@ impl<B: Backend> Call<B> {
             let recipe = recipe.filter(|_| self.origin == Origin::Recorded);
             return self.finish_many(std::mem::take(parts), recipe);
         }
-        let node = self.node(value, recipe, |elements, bytes| {
-            self.cost_ns(elements, bytes)
+        let node = self.node(value, recipe, |memory, elements, bytes| {
+            self.cost_ns(memory, elements, bytes)
         });
         let meta = &node.meta;
         if let Some(viewed) = self.operands.viewed.take()
@@ -217,9 +218,9 @@ impl<B: Backend> Call<B> {
     fn finish_parts(&mut self, parts: Vec<Value<B>>, recipe: Arc<dyn Recipe<B>>) -> Results<B> {
         let elements = parts.iter().map(|part| part.shape().num_elements());
         let of_part = |part: &Value<B>| bytes(part.shape().num_elements(), part.dtype());
-        let cost_ns = self.cost_ns(elements.sum(), parts.iter().map(of_part).sum());
         let device = parts.iter().find_map(Value::device).unwrap_or_default();
         let memory = self.memory(&device);
+        let cost_ns = self.cost_ns(&memory, elements.sum(), parts.iter().map(of_part).sum());
         let whole = self.whole(device, memory.clone(), cost_ns, recipe);
         let siblings = Arc::new(Parts::new());
         let results: Vec<_> = parts
@@ -248,7 +249,7 @@ impl<B: Backend> Call<B> {
     /// cost of all.
     fn enter_part(&mut self, mut part: Value<B>, recipe: Option<Arc<dyn Recipe<B>>>) -> Managed<B> {
         self.op_context.number = clock::tick();
-        self.enter(self.node(&mut part, recipe, |_, _| 0.0))
+        self.enter(self.node(&mut part, recipe, |_, _, _| 0.0))
     }
 
     /// The node of an operation with several results, which holds them only while a replay hands them out.
@@ -260,8 +261,7 @@ impl<B: Backend> Call<B> {
         recipe: Arc<dyn Recipe<B>>,
     ) -> Source<B> {
         let (op, id) = (self.op, self.op_context.number);
-        let mut meta = TensorMeta::new(op, id, Shape::new([]), DType::U8, device, memory);
-        meta.bytes = 0;
+        let mut meta = TensorMeta::new(op, id, Shape::new([]), DType::U8, 0, device, memory);
         meta.cost_ns = cost_ns;
         meta.step = self.step();
         meta.lineage = self.lineage;
@@ -280,13 +280,11 @@ impl<B: Backend> Call<B> {
 
     /// Nanoseconds of the operation, whose result has so many elements and bytes; 0 without a budget.
     #[inline]
-    fn cost_ns(&self, elements: usize, bytes: u64) -> f32 {
-        let Some(cost) = &self.operands.cost else {
-            return 0.0;
-        };
-        match &self.op_context.costs {
-            Costs::On(device) => cost.ns_on(device, elements as u64, bytes),
-            Costs::Estimated => cost.ns(elements as u64),
+    fn cost_ns(&self, memory: &MemoryStats, elements: usize, bytes: u64) -> f32 {
+        match (&self.operands.cost, memory.budget().map(Budget::costs)) {
+            (Some(cost), Some(Costs::On(device))) => cost.ns_on(device, elements as u64, bytes),
+            (Some(cost), _) => cost.ns(elements as u64),
+            (None, _) => 0.0,
         }
     }
 
@@ -310,7 +308,7 @@ impl<B: Backend> Call<B> {
         &self,
         value: &Value<B>,
         origin: Origin,
-        cost_ns: impl FnOnce(usize, u64) -> f32,
+        cost_ns: impl FnOnce(&MemoryStats, usize, u64) -> f32,
     ) -> TensorMeta<B> {
         let device = value.device().unwrap_or_default();
         let memory = self.memory(&device);
@@ -322,8 +320,8 @@ impl<B: Backend> Call<B> {
             Some(Shares::Leaf) => (None, false),
             Some(Shares::With(source)) => (Some(source.clone()), true),
         };
+        let bytes = bytes(elements, dtype);
         TensorMeta {
-            bytes: if own { bytes(elements, dtype) } else { 0 },
             contiguous: self.op.work != Work::View || keeps_order(self.op),
             row_major: self.operands.order.is_kept(self.op, elements),
             is_delivered: origin == Origin::Delivered,
@@ -331,7 +329,7 @@ impl<B: Backend> Call<B> {
             group,
             users: AtomicU32::new(1),
             call: self.op_context.call,
-            cost_ns: cost_ns(elements, bytes(elements, dtype)),
+            cost_ns: cost_ns(&memory, elements, bytes),
             step: self.step(),
             lineage: self.lineage,
             ..TensorMeta::new(
@@ -339,6 +337,7 @@ impl<B: Backend> Call<B> {
                 self.op_context.number,
                 shape,
                 dtype,
+                if own { bytes } else { 0 },
                 device,
                 memory,
             )
@@ -367,7 +366,7 @@ impl<B: Backend> Call<B> {
         &self,
         value: &mut Value<B>,
         mut recipe: Option<Arc<dyn Recipe<B>>>,
-        cost_ns: impl FnOnce(usize, u64) -> f32,
+        cost_ns: impl FnOnce(&MemoryStats, usize, u64) -> f32,
     ) -> Arc<Node<B>> {
         if recipe.is_some() && self.is_kept(value) {
             recipe = None;
