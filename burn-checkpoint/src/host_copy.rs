@@ -44,8 +44,13 @@ impl<B: Backend> HostCopy<B> {
 
     /// Whether the data has arrived; does not wait for it.
     pub fn has_arrived(&mut self) -> bool {
+        self.is_over() && matches!(self.data, HostData::Read(Ok(_)))
+    }
+
+    /// Whether the read is over, with the data or without; does not wait for it.
+    pub fn is_over(&mut self) -> bool {
         self.data.poll();
-        matches!(self.data, HostData::Read(Ok(_)))
+        matches!(self.data, HostData::Read(_))
     }
 
     /// Whether it is on the device already.

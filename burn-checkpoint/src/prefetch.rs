@@ -28,7 +28,7 @@ struct Queue {
     waiting: BTreeMap<Position, Weak<dyn AnyEntry>>,
     /// Copies that were uploaded before their use.
     ahead: BTreeSet<Position>,
-    /// Copies that were not complete at the last poll, in order.
+    /// Copies that were under way at the last poll, in order.
     underway: VecDeque<Weak<dyn AnyEntry>>,
 }
 
@@ -49,13 +49,13 @@ impl Prefetch {
         }
     }
 
-    /// Checks whether copies have arrived, in their order.
+    /// Checks whether reads are over, in their order.
     pub fn poll(&self) {
         while let Some(first) = {
             let queue = self.0.lock();
             queue.underway.front().cloned()
         } {
-            if first.upgrade().is_some_and(|node| !node.has_arrived()) {
+            if first.upgrade().is_some_and(|node| !node.is_read()) {
                 return;
             }
             let mut queue = self.0.lock();

@@ -135,16 +135,16 @@ impl<B: Backend> AnyEntry for Node<B> {
         Some(owner.clone())
     }
 
-    fn has_arrived(&self) -> bool {
-        let arrived = match &mut self.state.lock().storage {
-            Storage::Host(copy) => copy.has_arrived(),
+    fn is_read(&self) -> bool {
+        let (over, arrived) = match &mut self.state.lock().storage {
+            Storage::Host(copy) => (copy.is_over(), copy.has_arrived()),
             Storage::Resident(_) | Storage::Evicted => return true,
         };
         // Evictions by a budget depend on recipes, and must not depend on when copies arrive: a use then drops the recipe.
         if arrived && self.meta.memory.budget().is_none() {
             self.forget_recipe();
         }
-        arrived
+        over
     }
 
     fn prefetch(&self) -> bool {

@@ -6,9 +6,9 @@ use std::rc::Rc;
 
 use burn::backend::Autodiff;
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
-use burn::tensor::Tensor;
 use burn::tensor::activation::{log_softmax, softmax};
-use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{Distribution, Tensor};
 use burn_checkpoint::trace::{self, EventKind, Traced};
 use burn_checkpoint::{
     MemoryBudget, Policy, ReadsInPlace, Remat, RematStats, SavePolicy, Verify, checkpoint,
@@ -163,6 +163,28 @@ fn what_can_neither_be_read_nor_computed_is_named() {
     assert!(chain::<B>(&Policy::Offload, 2, |loss| loss.backward()) == plain(2));
     drop(kept);
     assert_eq!(RematStats::of_thread().live_bytes, 0);
+}
+
+/// Random numbers stay for a result whose copy could not be read, and go once the copy of another result is there.
+#[test]
+fn a_copy_that_cannot_be_read_holds_up_no_other() {
+    let _generator = generator();
+    let _reads = ReadsInPlace::on();
+    RematStats::reset_thread();
+    let device = Default::default();
+    let _kept = [Reads::LaterNever, Reads::AtOnce].map(|reads| {
+        with_transfers(reads, Writes::Right, || {
+            let mut kept = None;
+            checkpoint_with(Policy::Offload, || {
+                let x = Tensor::<B, 1>::random([64], Distribution::Default, &device);
+                kept = Some(x.clone().exp());
+            });
+            kept
+        })
+    });
+    assert_eq!(RematStats::of_thread().live_bytes, 2 * 256);
+    B::sync(&device).expect("a CPU");
+    assert_eq!(RematStats::of_thread().live_bytes, 256);
 }
 
 /// What ran in a backward pass, in order.
