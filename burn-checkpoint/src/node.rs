@@ -196,6 +196,8 @@ pub(crate) struct TensorMeta<B: Backend> {
     pub device: Device<B>,
     /// Bytes of the storage if it is the tensor's own, 0 if it is that of an unmanaged tensor.
     pub bytes: u64,
+    /// Of the node that runs an operation with several results: the bytes of all of these.
+    pub parts_bytes: u64,
     /// Whether a reshape of it is a view.
     pub contiguous: bool,
     /// Whether its elements are sure to lie in the order that its shape says, as they do when they come back from the host.
@@ -253,6 +255,7 @@ impl<B: Backend> TensorMeta<B> {
             shape,
             dtype,
             device,
+            parts_bytes: 0,
             contiguous: true,
             row_major: true,
             is_delivered: false,

@@ -220,8 +220,9 @@ impl<B: Backend> Call<B> {
         let of_part = |part: &Value<B>| bytes(part.shape().num_elements(), part.dtype());
         let device = parts.iter().find_map(Value::device).unwrap_or_default();
         let memory = self.memory(&device);
-        let cost_ns = self.cost_ns(&memory, elements.sum(), parts.iter().map(of_part).sum());
-        let whole = self.whole(device, memory.clone(), cost_ns, recipe);
+        let parts_bytes = parts.iter().map(of_part).sum();
+        let cost_ns = self.cost_ns(&memory, elements.sum(), parts_bytes);
+        let whole = self.whole(device, memory.clone(), cost_ns, parts_bytes, recipe);
         let siblings = Arc::new(Parts::new());
         let results: Vec<_> = parts
             .into_iter()
@@ -258,11 +259,13 @@ impl<B: Backend> Call<B> {
         device: Device<B>,
         memory: Arc<MemoryStats>,
         cost_ns: f32,
+        parts_bytes: u64,
         recipe: Arc<dyn Recipe<B>>,
     ) -> Source<B> {
         let (op, id) = (self.op, self.op_context.number);
         let mut meta = TensorMeta::new(op, id, Shape::new([]), DType::U8, 0, device, memory);
         meta.cost_ns = cost_ns;
+        meta.parts_bytes = parts_bytes;
         meta.step = self.step();
         meta.lineage = self.lineage;
         let region = self.op_context.region.clone();

@@ -11,7 +11,7 @@ use burn_autodiff::checkpoint::strategy::BalancedCheckpointing;
 use burn_checkpoint::trace::{EventKind, Traced, record};
 use burn_checkpoint::{
     DeviceProfile, InstalledBudget, MemoryBudget, Policy, Remat, RematStats, Verify, Work,
-    checkpoint, op_table,
+    checkpoint, evict, op_table,
 };
 use burn_flex::Flex;
 
@@ -376,6 +376,27 @@ fn room_is_made_for_a_reshape_that_copies() {
     let copy = held.2.clone().transpose().reshape([64 * 64]);
     assert_eq!(budget.peak_bytes(), limit);
     drop((held, copy));
+}
+
+/// An operation with several results makes all of them when it is replayed for one.
+#[test]
+fn room_is_made_for_all_results_of_a_replay() {
+    let x = Tensor::<Remat<Flex>, 2>::ones([64, 64], &Default::default());
+    let tensor = 64 * 64 * 4;
+    let limit = 8 * tensor;
+    let _budget = MemoryBudget::bytes(limit).install();
+    let results = x.clone().sort_with_indices(1);
+    evict(&results);
+    let held: Vec<_> = (0..8).map(|_| x.clone().exp()).collect();
+    let recording = record();
+    let results = (results.0.into_data(), results.1);
+    let replays = recording.finish().into_iter();
+    let replays = replays.filter(|event| matches!(event.kind, EventKind::Replay { .. }));
+    let replays: Vec<_> = replays.collect();
+    let bytes: u64 = replays.iter().map(|event| event.bytes).sum();
+    assert!(bytes >= 2 * tensor, "{replays:?}");
+    assert!(replays[0].live_bytes + bytes <= limit, "{replays:?}");
+    drop((held, results));
 }
 
 #[test]

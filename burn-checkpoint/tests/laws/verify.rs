@@ -169,3 +169,22 @@ fn comparing_is_not_counted() {
     };
     assert_eq!(counted(true), counted(false));
 }
+
+/// A budget evicts the same tensors whether they are compared or not.
+#[test]
+fn comparing_moves_no_eviction() {
+    let counted = |verify: bool, tensors: u64| {
+        let _verify = verify.then(Verify::on);
+        let _budget = MemoryBudget::bytes(tensors * 256).install();
+        RematStats::reset_thread();
+        let device = Default::default();
+        let x = Tensor::<B, 1>::ones([64], &device).require_grad();
+        let y = (0..80).fold(x, |x, _| (x * 0.5).exp());
+        drop(y.sum().backward());
+        let stats = RematStats::of_thread();
+        (stats.evicted_operations, stats.replayed_operations)
+    };
+    for tensors in [6, 8, 12] {
+        assert_eq!(counted(true, tensors), counted(false, tensors));
+    }
+}
