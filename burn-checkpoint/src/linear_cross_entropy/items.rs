@@ -5,6 +5,7 @@ use std::ops::Range;
 use burn::nn::loss::Reduction;
 use burn::tensor::backend::Backend;
 use burn::tensor::{Bool, DType, ElementConversion, Int, Tensor};
+use burn_backend::get_device_settings;
 use thiserror::Error;
 
 use super::config::{LinearCrossEntropyLossConfig, OutOfRange};
@@ -75,6 +76,14 @@ impl<B: Backend> Items<B> {
         } = targets;
         assert!(rows > 0, "at least one row");
         assert_eq!(targets.dims(), [rows], "a target for each of {rows} rows");
+        // Neither the number of classes nor a negative `ignore_index` need fit another type, such as the bytes of a text.
+        let targets = match targets.dtype() {
+            DType::I64 | DType::I32 => targets,
+            _ => {
+                let settings = get_device_settings::<B>(&targets.device());
+                targets.cast(settings.int_dtype)
+            }
+        };
         let ignored = config
             .ignore_index
             .map(|index| targets.clone().equal_elem(index));

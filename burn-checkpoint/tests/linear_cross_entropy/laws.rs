@@ -3,7 +3,7 @@
 use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
 use burn::nn::loss::{CrossEntropyLossConfig, Reduction};
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Int, IntDType, Tensor};
 use burn_amp::{Autocast, Bf16, Off};
 use burn_checkpoint::trace::{self, EventKind, Traced};
 use burn_checkpoint::{
@@ -139,6 +139,20 @@ fn an_ignored_row_does_not_count() {
     );
     let distance = found.distance(&expected);
     assert!(distance < ROUNDING, "{distance}");
+}
+
+/// Of a type that holds neither the number of classes nor the index that is ignored.
+#[test]
+fn targets_are_integers_of_any_type() {
+    let config = in_chunks_of(4).with_ignore_index(Some(-100));
+    let leaves = Leaves::<Plain>::new([12, 24, 256], true);
+    let classes = classes_of::<Plain>(12, 256);
+    let expected = leaves.chunked(classes.clone(), &config).items;
+    let expected = values(expected);
+    for dtype in [IntDType::U8, IntDType::I16, IntDType::U32, IntDType::U64] {
+        let found = leaves.chunked(classes.clone().cast(dtype), &config);
+        assert_eq!(values(found.items), expected, "{dtype:?}");
+    }
 }
 
 #[test]
