@@ -4,6 +4,7 @@
 
 mod draw;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -228,6 +229,9 @@ impl Fit {
 
     fn model(&self) -> Result<GptConfig, Box<dyn std::error::Error>> {
         self.gpt.validate()?;
+        if self.gpt.config.is_some() {
+            return Err("fit reads no --config: give what it says as options".into());
+        }
         let mut model = self.gpt.model();
         if let Some(parameters) = self.params {
             (model.layers, model.width, model.heads) = shape(parameters);
@@ -416,7 +420,8 @@ fn update_on<B: AutodiffBackend<Device = MetaDevice>>(
     estimate_on::<B, _>(device, model, step).0
 }
 
-/// Every setting with this effective batch of a rank: those that keep most activations first, each with the smallest micro-batch first.
+/// The settings with this effective batch of a rank: micro-batches that are powers of two, the one that is asked for, and the whole. Those
+/// that keep most activations come first, each with the smallest micro-batch first.
 fn settings(effective_batch: usize, asked: Setting) -> Vec<Setting> {
     let lower = match asked.amp {
         Amp::Off => Amp::Bf16,
@@ -432,12 +437,15 @@ fn settings(effective_batch: usize, asked: Setting) -> Vec<Setting> {
         Checkpoint::Block,
         Checkpoint::Offload,
     ];
+    let micro = (0..usize::BITS).map(|power| 1 << power);
+    let micro = micro.chain([asked.batch, effective_batch]);
+    let micro: BTreeSet<_> = micro
+        .filter(|batch| *batch <= effective_batch && effective_batch.is_multiple_of(*batch))
+        .collect();
     let mut settings = Vec::new();
     for amp in [Amp::Off, lower] {
         for checkpoint in checkpoints {
-            let micro = (0..usize::BITS).map(|power| 1 << power);
-            let micro = micro.take_while(|batch| *batch <= effective_batch);
-            for batch in micro.filter(|batch| effective_batch.is_multiple_of(*batch)) {
+            for &batch in &micro {
                 for &stage in &stages {
                     settings.extend([false, true].map(|offload| Setting {
                         batch,
@@ -899,6 +907,26 @@ mod tests {
             chosen.dedup();
             assert!(chosen.len() > 1, "{chosen:?}");
         }
+    }
+
+    #[test]
+    fn a_file_of_settings_is_refused() {
+        let fit = Fit::parse_from(["fit", "--memory", "1G", "--config", "ds.json"]);
+        let error = fit.run_on(CPU).err().expect("it is not read");
+        assert!(error.to_string().starts_with("fit reads no --config"));
+    }
+
+    #[test]
+    fn the_batch_that_is_asked_for_is_among_the_settings() {
+        let options = "--no-pools --layers 1 --width 64 --context 64 --memory 1G";
+        let report = run_on(&format!("{options} --batch 12"), DeviceProfile::RTX_4090);
+        let batches: BTreeSet<_> = settings(12, report.asked.setting)
+            .iter()
+            .map(|setting| setting.batch)
+            .collect();
+        assert_eq!(batches.into_iter().collect::<Vec<_>>(), [1, 2, 4, 12]);
+        let best = report.plan.fitting[0].setting;
+        assert_eq!((best.batch, best.accum), (12, 1));
     }
 
     /// The gpt example's own model in less memory than it needs: where the host computes, replays, records and searches take longer than more launches.
