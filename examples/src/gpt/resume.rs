@@ -1,8 +1,10 @@
 //! The records of a run, and going on from them.
 
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use super::error::GptError;
@@ -50,6 +52,10 @@ pub fn open(options: &Options, job: &Job, text: &Text) -> Result<usize, GptError
         let other = format!("{place} was started with other settings: {changed}");
         return Err(GptError::Resume(other));
     }
+    if then != now {
+        let part = format!("{place}/run.json is not whole, or of another version");
+        return Err(GptError::Resume(part));
+    }
     if last >= options.plan().epochs() {
         let all = format!(
             "all {} steps are in {place}; see its report.json",
@@ -84,19 +90,33 @@ fn settings(options: &Options, job: &Job, text: &Text) -> Value {
     })
 }
 
-/// The last epoch of which all three records of Burn's Learner are there.
+/// The last epoch of which all three records of Burn's Learner are there and whole: a run that is killed while it writes one leaves a part.
 fn last_record(records: &Path) -> Option<usize> {
     let epoch = |path: PathBuf| -> Option<usize> {
         let name = path.file_stem()?.to_str()?;
         name.strip_prefix("model-")?.parse().ok()
     };
-    let is_complete = |epoch: &usize| {
-        let file = |name| records.join(format!("{name}-{epoch}.mpk"));
-        ["model", "optim", "scheduler"]
-            .iter()
-            .all(|name| file(name).is_file())
+    let is_whole = |epoch: &usize| {
+        let whole = |name| is_whole(&records.join(format!("{name}-{epoch}.mpk")));
+        ["model", "optim", "scheduler"].into_iter().all(whole)
     };
     let entries = fs::read_dir(records).ok()?;
-    let epochs = entries.filter_map(|entry| epoch(entry.ok()?.path()));
-    epochs.filter(is_complete).max()
+    let mut epochs: Vec<_> = entries
+        .filter_map(|entry| epoch(entry.ok()?.path()))
+        .collect();
+    epochs.sort_unstable();
+    epochs.into_iter().rev().find(is_whole)
+}
+
+/// Whether a record is there and can be read to its end.
+fn is_whole(record: &Path) -> bool {
+    let read = |file| rmp_serde::from_read::<_, IgnoredAny>(BufReader::new(file));
+    match fs::File::open(record).map(read) {
+        Ok(Ok(_)) => true,
+        Ok(Err(error)) => {
+            log::warn!("{} is not whole: {error}", record.display());
+            false
+        }
+        Err(_) => false,
+    }
 }

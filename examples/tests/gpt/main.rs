@@ -191,12 +191,11 @@ fn the_same_seed_gives_the_same_figures() {
 fn resume(directory: &Path, more: &str) {
     let whole = run(&options(directory, more)).unwrap();
 
-    // As a run that was killed in its last epoch leaves it.
+    // As a run that was killed while it wrote its last record leaves it.
     let records = directory.join("run/checkpoint");
-    for name in ["model", "optim", "scheduler"] {
-        fs::remove_file(records.join(format!("{name}-3.mpk"))).unwrap();
-    }
-    fs::write(records.join("optim-3.mpk"), "no model with it").unwrap();
+    let model = records.join("model-3.mpk");
+    let record = fs::read(&model).unwrap();
+    fs::write(&model, &record[..record.len() / 2]).unwrap();
     let first_epoch = fs::read(directory.join("run/train/epoch-1/Loss.log")).unwrap();
 
     let resumed = run(&options(directory, &format!("{more} --resume"))).unwrap();
@@ -233,6 +232,11 @@ fn a_resumed_run_ends_like_one_without_a_break() {
     ] {
         assert!(changed.contains(part), "{changed}");
     }
+    let settings = directory.path().join("run/run.json");
+    let whole = fs::read_to_string(&settings).unwrap();
+    fs::write(&settings, "").unwrap();
+    assert!(error("--resume").contains("run.json is not whole"));
+    fs::write(&settings, whole).unwrap();
     fs::write(directory.path().join("text.txt"), "other ".repeat(600)).unwrap();
     let changed = error("--resume");
     let part = r#""bytes of text": 2700, now "bytes of text": 3600"#;
