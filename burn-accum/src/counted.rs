@@ -55,8 +55,9 @@ pub struct Counted<B: AutodiffBackend> {
 }
 
 impl<B: AutodiffBackend> Counted<B> {
-    /// `loss` is the mean over `items`, as Burn's losses with their default reduction: `CrossEntropyLoss` averages over the targets that
-    /// are not padding. It is multiplied with the number before backward, because ranks that reduce gradients during backward must
+    /// `loss` is the mean over `items`: what it was divided by. Burn's losses divide by all rows, `CrossEntropyLoss` with `pad_tokens` too,
+    /// padding included; for a mean over the other targets give [`Self::sum`] the sum of their losses, or take burn-checkpoint's
+    /// `LinearCrossEntropyLoss`. It is multiplied with the number before backward, because ranks that reduce gradients during backward must
     /// weight their own before. A decorator that scales the loss divides by the number again and weights the f32 gradients, so that the
     /// number takes none of f16's range.
     pub fn mean(loss: Tensor<B, 1>, items: impl Items<B>) -> Self {

@@ -12,8 +12,8 @@ use crate::snapshot::InUse;
 use crate::trace::{self, Event};
 
 /// A number of [`RematStats::of_process`] after each batch: for
-/// `training.metric_train_numeric(RematMetric::peak_bytes())`. What was counted before the metric was made is left out, so make it
-/// when the training begins.
+/// `training.metric_train_numeric(RematMetric::peak_bytes())`. What was evicted and replayed before the metric was made is left out, so make
+/// it when the training begins; the peak is that since the last [`RematStats::reset_thread`].
 ///
 /// The Learner computes metrics on a thread of its own, so a value may be that of a step later. An epoch's value is the
 /// last one, not a mean.

@@ -30,7 +30,7 @@
 //! # What is modelled
 //!
 //! On a [`MetaDevice::new`] the memory is that of burn-flex: its views, results in their operand's memory, copies, and the workspace of its
-//! kernels. For twelve programs it was 0.980 to 1.000 of the heap of the same step: entries of autodiff's tape and recipes are not counted.
+//! kernels. For twelve programs it was 0.976 to 1.000 of the heap of the same step: entries of autodiff's tape and recipes are not counted.
 //!
 //! On a [`MetaDevice::cuda`] or [`MetaDevice::wgpu`] it is that of CubeCL: on Vulkan the bytes in use after each operation of
 //! eight programs were within 0.1 %. With `MetaDevice::fused`, of the feature `fusion`, operations wait in burn-fusion's queue and run as CubeCL's Fusion runs them.

@@ -68,7 +68,7 @@
 //! ```
 //!
 //! In stages 0 and 1 the hook passes the gradient on, and backward waits for no other rank. The reduction happens in the step, once a
-//! window, with the same bits in all stages if gradients are sent in f32. Loss scaler and accumulation combine over all ranks which gradients are
+//! window. Without accumulation all stages give the same bits if gradients are sent in f32; with it stages 2 and 3 add up in another order. Loss scaler and accumulation combine over all ranks which gradients are
 //! non-finite, and then decide whether to skip.
 //!
 //! A gradient whose parameter is used by another live graph too, such as that of a forward pass without backward, leaves the graph
@@ -118,7 +118,7 @@
 //! up                                                  p1   p2   p3   p4  parameters come back in their own type
 //! ```
 //!
-//! The device then holds about a bucket of gradients, and an element of an f32 parameter takes 4 bytes there and 16 on the host: from
+//! The device then holds at most three buckets of gradients, and an element of an f32 parameter takes 4 bytes there and 16 on the host: from
 //! the second backward pass on, or from the first after [`OffloadedAdamW::prepare`]. Loss scaler, accumulation and clipping compute on gradients
 //! in host memory ([`WithHost`]). Parameters can be in host memory too, between their uses: [`offload_parameters()`]. `docs/zero.md` has the cases of other backends and of several ranks ([`Memory::Host`]).
 

@@ -100,8 +100,8 @@ ignored: sub_group_size | AdamW on the host updates one parameter after the othe
 ignored: stage3_gather_16bit_weights_on_model_save gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save | Burn's records \
     have whole parameters
 ignored: stage3_use_all_reduce_for_fetch_params use_all_reduce_for_fetch_params stage3_allgather_sequential allgather_sequential \
-    stage3_partition_stream_chunk_size partition_stream_chunk_size zero_hpz_partition_size zero_quantized_weights \
-    zero_quantized_nontrainable_weights mics_shard_size mics_hierarchical_params_gather | ranks gather a unit from all ranks, and quantize nothing
+    stage3_partition_stream_chunk_size partition_stream_chunk_size zero_hpz_partition_size mics_shard_size \
+    mics_hierarchical_params_gather | ranks gather a unit from all ranks
 ignored: memory_efficient_linear pipeline_loading_checkpoint override_module_apply save_muon_momentum_buffer_in_memory | of PyTorch's modules
 ignored: overlap_comm | stage 2 always reduces gradients while backward goes on, the other stages do in the step
 ignored: cpu_offload_use_pin_memory | transfers go through the backend's own buffers, and whether those are page-locked is its choice
@@ -112,6 +112,7 @@ ignored: elastic_checkpoint | records load at any number of ranks
 ignored: ignore_unused_parameters | a parameter without a gradient takes part with zeros
 ignored: enable_sanity_checks | collectives are always checked across ranks
 ignored: log_trace_cache_warnings | logging: use the Learner's metrics and loggers
+refused unless off: zero_quantized_weights zero_quantized_nontrainable_weights | under autocast parameters are gathered in the low type, in half the bytes
 refused unless off: zero_quantized_gradients zeropp_loco_param | set communication_data_type to bf16 to send half the bytes
 refused unless off: zenflow | each step updates all parameters
 [zero_optimization.offload_optimizer]

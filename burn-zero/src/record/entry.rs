@@ -11,7 +11,7 @@ use super::RecordError;
 /// A tensor of a record as a whole: the same on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
-    /// Section and path, such as `model/blocks.0.mlp.weight` or `optimizer/moment_1/blocks.0.mlp.weight`.
+    /// Section and path, such as `model/blocks.0.mlp.weight`.
     pub name: String,
     /// Type of the elements.
     pub dtype: Dtype,

@@ -61,7 +61,7 @@ pub struct Fit {
     #[arg(long, value_enum, default_value_t = DeviceName::Rtx4090, help_heading = "Fit")]
     pub device: DeviceName,
 
-    /// Count tensors alone, without the pages of CubeCL's memory pools: for LibTorch
+    /// Count tensors and the workspace of burn-flex's kernels, without the pages of CubeCL's memory pools and without Fusion
     #[arg(long, help_heading = "Fit")]
     pub no_pools: bool,
 

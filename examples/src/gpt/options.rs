@@ -75,7 +75,7 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t = BackendName::Flex, help_heading = "Training")]
     pub backend: BackendName,
 
-    /// DeepSpeed's JSON: batch sizes, precision, ZeRO, offload, clipping, AdamW. Options that are given count before it
+    /// DeepSpeed's JSON: batch sizes, precision, ZeRO, offload, clipping, AdamW. Options that are given count before it, but for its train_batch_size
     #[arg(long, value_name = "FILE", help_heading = "Ranks")]
     pub config: Option<PathBuf>,
 
