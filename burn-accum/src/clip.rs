@@ -121,10 +121,11 @@ impl<O> ClipGlobalNorm<O> {
         });
         let mut shrink = Shrink {
             gradients: merged,
+            clipped: GradientsParams::new(),
             scale,
         };
         module.visit(&mut shrink);
-        arrived.merged::<B::InnerBackend>(shrink.gradients)
+        arrived.merged::<B::InnerBackend>(shrink.clipped)
     }
 }
 
@@ -197,6 +198,8 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Measure<B::InnerBackend> {
 /// Multiplies the gradients, and gives them the data types of their parameters.
 struct Shrink<I: Backend> {
     gradients: GradientsParams,
+    /// Apart from `gradients`, as a tied parameter is visited more than once.
+    clipped: GradientsParams,
     /// The factor, `[1]`; none leaves the gradients as they are.
     scale: Option<Tensor<I, 1>>,
 }
@@ -214,6 +217,6 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Shrink<B::InnerBackend> {
             }
         };
         let clipped = clipped.cast(param.val().dtype());
-        self.gradients.register(param.id, clipped);
+        self.clipped.register(param.id, clipped);
     }
 }

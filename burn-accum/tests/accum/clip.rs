@@ -1,13 +1,15 @@
 //! Clipping by the global norm.
 
 use burn::{
+    module::{Module, Param},
     optim::{GradientsParams, MultiGradientsParams, Optimizer, SgdConfig},
     prelude::DeviceOps,
+    tensor::{Tensor, backend::Backend},
 };
 use burn_accum::{AccumConfig, ClipGlobalNorm, Counted, GradNormMetric, MultiSteps, flush};
 use burn_flex::FlexDevice;
 
-use crate::support::{B, Batch, Net, assert_close, floats, gradients, net, values};
+use crate::support::{B, Batch, Inner, Net, assert_close, floats, gradients, net, values};
 
 fn sgd() -> impl Optimizer<Net<B>, B> {
     SgdConfig::new().init()
@@ -96,6 +98,28 @@ fn devices_are_added_up_first() {
     let mut clipping = ClipGlobalNorm::new(sgd(), 0.5).unwrap();
     let clipped = clipping.step_multi(1.0, start.clone(), multi);
     assert!((norm(&seen(&start, &clipped)) - 0.5).abs() < 1e-5);
+}
+
+#[derive(Module, Debug)]
+struct Tied<B: Backend> {
+    a: Param<Tensor<B, 1>>,
+    b: Param<Tensor<B, 1>>,
+}
+
+#[test]
+fn a_tied_parameter_is_clipped_once() {
+    let device = Default::default();
+    let a = Param::<Tensor<B, 1>>::from_data([0.0, 0.0], &device);
+    let mut gradients = GradientsParams::new();
+    let gradient = Tensor::<Inner, 1>::from_data([6.0, 8.0], &device);
+    gradients.register(a.id, gradient);
+
+    let mut clipping = ClipGlobalNorm::new(SgdConfig::new().init(), 1.0).unwrap();
+    let after = clipping.step(1.0, Tied { b: a.clone(), a }, gradients);
+    assert_eq!(clipping.norm().last(), Some(10.0));
+    let expected = burn::tensor::TensorData::from([-0.6, -0.8]);
+    let a = after.a.val().into_data();
+    a.assert_approx_eq::<f32>(&expected, Default::default());
 }
 
 /// Around a window it clips micro-batches: what travels with the gradients gets through, and is not part of the norm.
