@@ -4,7 +4,7 @@ use burn::{
     module::{AutodiffModule, Module, Param},
     optim::GradientsParams,
     tensor::{
-        DType, Device, Int, Tensor,
+        DType, Device, FloatDType, Int, Tensor,
         backend::{AutodiffBackend, Backend},
     },
     train::TrainOutput,
@@ -125,7 +125,8 @@ impl<B: AutodiffBackend> Items<B> for Tensor<B, 1> {
 
 impl<B: AutodiffBackend> Items<B> for Tensor<B, 1, Int> {
     fn into_tensor(self, device: &Device<B>) -> Tensor<B::InnerBackend, 1> {
-        self.inner().float().cast(DType::F32).to_device(device)
+        // Not through `float()`, the device's default type: bf16 holds whole numbers only up to 256.
+        self.inner().cast(FloatDType::F32).to_device(device)
     }
 }
 
@@ -157,5 +158,26 @@ impl<B: Backend> CountSlot<B> {
         Self {
             slot: Param::initialized(count_id(), nothing),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::{
+        backend::Autodiff,
+        tensor::{DType, Int, Tensor, set_default_dtypes},
+    };
+
+    use super::Items;
+
+    /// The default is set for the whole process, and only before its first tensor: no other test of the library makes one.
+    #[test]
+    fn an_integer_count_is_not_rounded_to_the_default_float() {
+        type B = Autodiff<burn_flex::Flex>;
+        let device = Default::default();
+        set_default_dtypes::<B>(&device, DType::BF16, DType::I64).unwrap();
+        let items = Tensor::<B, 1, Int>::from_data([1237], &device);
+        let items = items.into_tensor(&device).into_data();
+        assert_eq!(items, [1237.0_f32].into());
     }
 }
