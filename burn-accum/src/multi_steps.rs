@@ -224,10 +224,7 @@ impl<O> MultiSteps<O> {
             micro_batches: arrived.micro_batches(),
             scaled: awaits_verdict(),
         };
-        raise(self.check_presence(counts.len() as u64, step.micro_batches));
-        if self.normalization == Normalization::Mean && !counts.is_empty() {
-            raise(self.check_counts(&read_numbers(counts.clone())));
-        }
+        raise(self.check_presence(&counts, step.micro_batches));
 
         // Other ranks take part in the decision on the host, and gradients may be there; and where a micro-batch is an update, nothing is read twice.
         let alone = self.steps() == 1 && self.micro_steps::<B::InnerBackend>() == 0;
@@ -431,11 +428,24 @@ impl<O> MultiSteps<O> {
     }
 
     /// Checks that the micro-step has as many counts as this normalization needs.
-    fn check_presence(&self, counts: u64, micro_batches: u64) -> Result<(), AccumError> {
-        if self.normalization == Normalization::Tokens && counts < micro_batches {
+    fn check_presence<I: Backend>(
+        &mut self,
+        counts: &[Tensor<I, 1>],
+        micro_batches: u64,
+    ) -> Result<(), AccumError> {
+        let missing =
+            self.normalization == Normalization::Tokens && (counts.len() as u64) < micro_batches;
+        let unexpected = self.normalization == Normalization::Mean && !counts.is_empty();
+        if missing || unexpected {
+            self.read::<I>(false); // the errors number the micro-batch, so those before it are counted first
+        }
+        if missing {
             return Err(AccumError::MissingCount {
                 micro_batch: self.tally.micro_batches + 1,
             });
+        }
+        if unexpected {
+            self.check_counts(&read_numbers(counts.to_vec()))?;
         }
         Ok(())
     }

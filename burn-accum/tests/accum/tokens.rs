@@ -43,6 +43,25 @@ fn forgetting_the_count_is_an_error_at_once() {
     }
 }
 
+/// Also after micro-batches that the host has not read yet.
+#[test]
+fn a_refused_micro_batch_is_named_by_its_number() {
+    let net = net();
+    let plain = || gradients(&net, 0, &[], &[]);
+    let counted = || Counted::sum(net.loss(&Batch::rows(0, 3)), 3).backward(&net);
+    let message = |config, before: &dyn Fn() -> _, last: &dyn Fn() -> _| {
+        let mut windows = windows(config);
+        for _ in 0..4 {
+            windows.step(0.1, net.clone(), before());
+        }
+        panic_of(|| windows.step(0.1, net.clone(), last()))
+    };
+    let missing = message(AccumConfig::tokens(8), &counted, &plain);
+    assert!(missing.contains("micro-batch 5 does not tell"), "{missing}");
+    let unexpected = message(AccumConfig::mean(8), &plain, &counted);
+    assert!(unexpected.contains("micro-batch 5 holds"), "{unexpected}");
+}
+
 /// Also on one of several devices.
 #[test]
 fn each_device_has_to_count() {
