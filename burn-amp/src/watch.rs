@@ -30,8 +30,8 @@ pub struct WatchedTensor<T> {
     tensor: T,
     /// The parameter that it is, or is a view or a cast of; only while something looks.
     parameter: Option<Arc<str>>,
-    /// Whether an element is infinite on purpose; only while something looks.
-    infinite: bool,
+    /// Whether an element is infinite on purpose. `None` if it was made while nothing looked: it is then read where it is an operand.
+    infinite: Option<bool>,
 }
 
 /// The first operation of a step whose result is not finite.
@@ -92,9 +92,12 @@ pub(crate) fn in_backward<R>(f: impl FnOnce() -> R) -> R {
 }
 
 /// Runs `step`, a forward and a backward pass, on a copy of `module`, and returns the first operation with a non-finite result. An
-/// infinity that is itself an argument (the filling of a mask) is none, nor is one computed from it. `None` also where no [`Watch`] is below autodiff.
+/// infinity that the step is given (the filling of a mask, in `from_data`, or in a tensor made before it) is none, nor is one computed from
+/// it. `None` also where no [`Watch`] is below autodiff.
 ///
-/// Reads every result to the host: for finding a fault.
+/// # Cost
+///
+/// Reads every result to the host, and a tensor made before the step each time it is an operand: for finding a fault.
 ///
 /// ```
 /// use burn::{backend::Autodiff, nn::LinearConfig, tensor::Tensor};
@@ -153,19 +156,35 @@ fn labelled<B: AutodiffBackend, M: AutodiffModule<B>>(module: M) -> M {
     })
 }
 
+/// Whether something looks at results: until the first operation is found.
+fn looks() -> bool {
+    FOUND.with_borrow(|found| found.as_ref().is_some_and(|found| found.first.is_none()))
+}
+
+fn read<B: Backend>(tensor: &B::FloatTensorPrimitive) -> TensorData {
+    let data = read_sync(B::float_into_data(tensor.clone()));
+    data.expect("a tensor can be read from its device")
+}
+
+fn has_infinity(data: &TensorData) -> bool {
+    data.iter::<f64>().any(f64::is_infinite)
+}
+
 /// An operation.
 struct Call {
     op: &'static str,
+    looks: bool,
     /// Its result is its operand in another form.
     moves: bool,
-    /// Its result may be infinite: it writes a scalar, or has an infinite operand.
+    /// Its result may be infinite: it writes a scalar or data, or has an infinite operand.
     may_be_infinite: bool,
     parameter: Option<Arc<str>>,
 }
 
 impl Call {
-    fn takes<T>(&mut self, operand: &WatchedTensor<T>) {
-        self.may_be_infinite |= operand.infinite;
+    fn takes<B: Backend>(&mut self, operand: &FloatTensor<Watch<B>>) {
+        let infinite = || self.looks && has_infinity(&read::<B>(&operand.tensor));
+        self.may_be_infinite = self.may_be_infinite || operand.infinite.unwrap_or_else(infinite);
         if self.parameter.is_none() {
             self.parameter.clone_from(&operand.parameter);
         }
@@ -173,15 +192,11 @@ impl Call {
 
     fn result<B: Backend>(&self, tensor: B::FloatTensorPrimitive) -> FloatTensor<Watch<B>> {
         let made = PARAMETER.with_borrow(Option::clone);
-        let unclear =
-            FOUND.with_borrow(|found| found.as_ref().is_some_and(|found| found.first.is_none()));
-        let mut infinite = false;
-        if unclear {
-            let data = read_sync(B::float_into_data(tensor.clone()));
-            let data = data.expect("a result can be read from its device");
-            infinite = data.iter::<f64>().any(f64::is_infinite);
+        let infinite = self.looks.then(|| {
+            let data = read::<B>(&tensor);
             self.look(&data);
-        }
+            has_infinity(&data)
+        });
         let parameter = made.or_else(|| self.parameter.clone().filter(|_| self.moves));
         WatchedTensor {
             tensor,
@@ -244,9 +259,12 @@ const fn moves(op: &str, work: &str) -> bool {
     matches!(work.as_bytes(), b"view") || matches!(op.as_bytes(), b"float_cast")
 }
 
-/// Whether an operation writes a scalar argument.
+/// Whether an operation writes a scalar argument, or data.
 const fn fills(op: &str) -> bool {
-    matches!(op.as_bytes(), b"float_full" | b"float_mask_fill")
+    matches!(
+        op.as_bytes(),
+        b"float_from_data" | b"float_full" | b"float_mask_fill"
+    )
 }
 
 macro_rules! unwrap {
@@ -261,16 +279,16 @@ macro_rules! unwrap {
 /// Looks at an operand.
 macro_rules! find {
     (Float $x:ident $call:ident) => {
-        $call.takes(&$x)
+        $call.takes::<B>(&$x)
     };
     (Follow $x:ident $call:ident) => {
-        $call.takes(&$x)
+        $call.takes::<B>(&$x)
     };
     (FloatOpt $x:ident $call:ident) => {
-        $x.iter().for_each(|x| $call.takes(x))
+        $x.iter().for_each(|x| $call.takes::<B>(x))
     };
     (Floats $x:ident $call:ident) => {
-        $x.iter().for_each(|x| $call.takes(x))
+        $x.iter().for_each(|x| $call.takes::<B>(x))
     };
     ($kind:tt $x:ident $call:ident) => {};
 }
@@ -282,6 +300,7 @@ macro_rules! implement {
                 #[allow(unused_mut, unused_variables, reason = "rows without float tensors")]
                 let mut call = Call {
                     op: stringify!($op),
+                    looks: looks(),
                     moves: moves(stringify!($op), stringify!($work)),
                     may_be_infinite: fills(stringify!($op)),
                     parameter: None,

@@ -1,8 +1,10 @@
 //! Law: the first operation that overflows is named, with its pass, its parameter and what was before it.
 
 use burn::backend::Autodiff;
-use burn::module::Param;
+use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
+use burn::tensor::activation::softmax;
+use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_amp::{Autocast, F16, GradScaler, Watch, first_non_finite};
 use burn_flex::Flex;
@@ -75,7 +77,50 @@ fn a_mask_is_no_fault() {
         let x = model[0].forward(x);
         let mask = x.clone().equal_elem(0.0);
         let x = x.mask_fill(mask, f32::NEG_INFINITY);
-        burn::tensor::activation::softmax(x, 1).sum().backward();
+        softmax(x, 1).sum().backward();
     });
     assert_eq!(found, None);
+}
+
+/// With a mask of 0 and -inf that is added to the scores.
+#[derive(Module, Debug)]
+struct Masked<B: Backend> {
+    layers: Vec<Linear<B>>,
+    field: Tensor<B, 2>,
+    buffer: Param<Tensor<B, 2>>,
+}
+
+#[test]
+fn an_additive_mask_is_no_fault() {
+    type Add = fn(&Masked<B>, Tensor<B, 2>, Tensor<B, 2>) -> Tensor<B, 2>;
+    let _unscaled = GradScaler::disabled();
+    let device = Default::default();
+    let mask = || Tensor::<B, 2>::from_data([[0.0, f32::NEG_INFINITY]], &Default::default());
+    let masked = |factors: &[f32]| Masked {
+        layers: model(factors),
+        field: mask(),
+        buffer: Param::from_tensor(mask()).no_grad(),
+    };
+    let masks: [Add; 4] = [
+        |masked, x, _| x + masked.field.clone(),
+        |masked, x, _| x + masked.buffer.val(),
+        |_, x, batch| x + batch,
+        |_, x, _| x + Tensor::from_data([[0.0, f32::NEG_INFINITY]], &Default::default()),
+    ];
+    for (source, add) in masks.into_iter().enumerate() {
+        let first = |factors: &[f32]| {
+            let batch = mask();
+            first_non_finite(&masked(factors), |masked| {
+                let x = Tensor::<B, 2>::ones([1, 2], &device);
+                let x = add(masked, masked.layers[0].forward(x), batch);
+                let x = softmax(x, 1);
+                masked.layers[1].forward(x).sum().backward();
+            })
+        };
+        assert_eq!(first(&[1.0, 1.0]), None, "{source}");
+        // Behind the mask an overflow is found: 1e5 is beyond f16.
+        let found = first(&[1.0, 1e5]).expect("an overflow");
+        assert_eq!(found.parameter.as_deref(), Some("layers.1.weight"));
+        assert_eq!(found.operation, "float_cast", "{source}");
+    }
 }
