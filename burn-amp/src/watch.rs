@@ -293,6 +293,20 @@ macro_rules! find {
     ($kind:tt $x:ident $call:ident) => {};
 }
 
+/// Runs an operation.
+macro_rules! run {
+    // Memory that nothing was written to holds anything, also NaN.
+    ($call:ident float_empty($($arg:expr),*)) => {
+        match $call.looks {
+            true => B::float_zeros($($arg),*),
+            false => B::float_empty($($arg),*),
+        }
+    };
+    ($call:ident $op:ident($($arg:expr),*)) => {
+        B::$op($($arg),*)
+    };
+}
+
 macro_rules! implement {
     ($trait:ident $($class:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
         impl<B: Backend> $trait<Self> for Watch<B> {
@@ -306,7 +320,7 @@ macro_rules! implement {
                     parameter: None,
                 };
                 $(find!($kind $arg call);)*
-                map_result!($ret B::$op($(unwrap!($kind $arg)),*), |tensor| call.result::<B>(tensor))
+                map_result!($ret run!(call $op($(unwrap!($kind $arg)),*)), |tensor| call.result::<B>(tensor))
             })*
         }
     };

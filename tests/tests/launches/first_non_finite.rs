@@ -8,6 +8,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_amp::{Autocast, F16, GradScaler, Watch, first_non_finite};
 use burn_flex::Flex;
+use tests::spy::{Spy, take_calls};
 
 type B = Autocast<Autodiff<Watch<Flex>>, F16>;
 type Model = Vec<Linear<B>>;
@@ -123,4 +124,20 @@ fn an_additive_mask_is_no_fault() {
         assert_eq!(found.parameter.as_deref(), Some("layers.1.weight"));
         assert_eq!(found.operation, "float_cast", "{source}");
     }
+}
+
+/// It may hold anything. Burn's recurrent layers write their results into it.
+#[test]
+fn memory_that_was_not_written_is_not_looked_at() {
+    type B = Autodiff<Watch<Spy<Flex>>>;
+    let device = Default::default();
+    let layer = LinearConfig::new(1, 1).init::<B>(&device);
+    take_calls();
+    let found = first_non_finite(&layer, |_| Tensor::<B, 2>::empty([2, 2], &device));
+    assert_eq!(found, None);
+    let calls = take_calls();
+    assert!(
+        !calls.iter().any(|(op, _)| *op == "float_empty"),
+        "{calls:?}"
+    );
 }
