@@ -172,3 +172,26 @@ fn a_loss_that_is_nan_from_the_first_step_stops_training() {
         assert_eq!(interrupter.get_message(), Some(error.to_string()));
     }
 }
+
+#[test]
+fn an_overflow_has_the_scale_of_its_backward_pass() {
+    for detection in [Detection::Sync, Detection::Deferred] {
+        for (passes_first, expected) in [(true, 1024.0), (false, 512.0)] {
+            let scaler = scaler(1024.0).with_detection(detection);
+            let mut optimizers = [(); 2].map(|()| scaler.wrap(SgdConfig::new().init()));
+            if passes_first {
+                (0..2).for_each(|_| backward(1.0));
+            }
+            for optimizer in &mut optimizers {
+                if !passes_first {
+                    backward(1.0);
+                }
+                let model = model();
+                let gradients = gradients(&model, f32::INFINITY);
+                let _: Linear<B> = optimizer.step(0.1, model, gradients);
+            }
+            let overflow = scaler.last_overflow().unwrap();
+            assert_eq!((overflow.step, overflow.scale), (2, expected));
+        }
+    }
+}

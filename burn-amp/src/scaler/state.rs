@@ -77,6 +77,9 @@ pub(crate) struct State {
     /// A [`Possible`] of the training backend while steps are pending.
     possible: Option<Box<dyn Any + Send>>,
     losses: VecDeque<LossProbe>,
+    /// The scale of the losses before the last recorded step. A step without a loss since the one before was computed with it too, as that
+    /// of a second optimizer after both backward passes.
+    last_loss_scale: Option<f32>,
 }
 
 /// The part of a [`GradScaler`](crate::GradScaler) that a record keeps. The configuration is not in it.
@@ -112,6 +115,7 @@ impl State {
             pending: VecDeque::new(),
             possible: None,
             losses: VecDeque::new(),
+            last_loss_scale: None,
         }
     }
 
@@ -212,6 +216,10 @@ impl State {
     /// Records a step: it was skipped if there are culprits, the paths of parameters with non-finite gradients.
     fn absorb(&mut self, step: &Step, culprits: Vec<String>, losses: Vec<LossProbe>) {
         self.counters.steps += 1;
+        let scale = self.scale.loss_scale.scale();
+        if !losses.is_empty() {
+            self.last_loss_scale = Some(scale);
+        }
         if culprits.is_empty() {
             self.counters.skipped_in_a_row = 0;
             self.counters.stillborn = 0;
@@ -221,7 +229,7 @@ impl State {
 
         let overflow = Overflow {
             step: self.counters.steps,
-            scale: self.scale.loss_scale.scale(),
+            scale: self.last_loss_scale.unwrap_or(scale),
             parameters: culprits,
             cause: cause_of(losses),
         };
