@@ -190,7 +190,12 @@ impl Call {
         }
     }
 
-    fn result<B: Backend>(&self, tensor: B::FloatTensorPrimitive) -> FloatTensor<Watch<B>> {
+    fn result<B: Backend>(&self, mut tensor: B::FloatTensorPrimitive) -> FloatTensor<Watch<B>> {
+        if self.looks && self.op == "float_empty" {
+            // Memory that nothing was written to holds anything, also NaN.
+            let (device, dtype) = (B::float_device(&tensor), tensor.dtype());
+            tensor = B::float_zeros(tensor.shape(), &device, dtype.into());
+        }
         let made = PARAMETER.with_borrow(Option::clone);
         let infinite = self.looks.then(|| {
             let data = read::<B>(&tensor);
@@ -231,12 +236,6 @@ impl Call {
     }
 }
 
-impl<T> WatchedTensor<T> {
-    fn into_inner(self) -> T {
-        self.tensor
-    }
-}
-
 impl<T: TensorMetadata> TensorMetadata for WatchedTensor<T> {
     burn_decorator::forward_metadata!(tensor);
 }
@@ -254,11 +253,6 @@ impl<B: Backend> Backend for Watch<B> {
     }
 }
 
-/// Whether a result is its operand in another form.
-const fn moves(op: &str, work: &str) -> bool {
-    matches!(work.as_bytes(), b"view") || matches!(op.as_bytes(), b"float_cast")
-}
-
 /// Whether an operation writes a scalar argument, or data.
 const fn fills(op: &str) -> bool {
     matches!(
@@ -272,7 +266,7 @@ macro_rules! unwrap {
         &$x.tensor
     };
     ($kind:tt $x:expr) => {
-        map_operand!($kind $x, WatchedTensor::into_inner)
+        map_operand!($kind $x, |x: WatchedTensor<_>| x.tensor)
     };
 }
 
@@ -293,20 +287,6 @@ macro_rules! find {
     ($kind:tt $x:ident $call:ident) => {};
 }
 
-/// Runs an operation.
-macro_rules! run {
-    // Memory that nothing was written to holds anything, also NaN.
-    ($call:ident float_empty($($arg:expr),*)) => {
-        match $call.looks {
-            true => B::float_zeros($($arg),*),
-            false => B::float_empty($($arg),*),
-        }
-    };
-    ($call:ident $op:ident($($arg:expr),*)) => {
-        B::$op($($arg),*)
-    };
-}
-
 macro_rules! implement {
     ($trait:ident $($class:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
         impl<B: Backend> $trait<Self> for Watch<B> {
@@ -315,12 +295,12 @@ macro_rules! implement {
                 let mut call = Call {
                     op: stringify!($op),
                     looks: looks(),
-                    moves: moves(stringify!($op), stringify!($work)),
+                    moves: stringify!($work) == "view" || stringify!($op) == "float_cast",
                     may_be_infinite: fills(stringify!($op)),
                     parameter: None,
                 };
                 $(find!($kind $arg call);)*
-                map_result!($ret run!(call $op($(unwrap!($kind $arg)),*)), |tensor| call.result::<B>(tensor))
+                map_result!($ret B::$op($(unwrap!($kind $arg)),*), |tensor| call.result::<B>(tensor))
             })*
         }
     };

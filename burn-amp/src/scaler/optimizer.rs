@@ -271,10 +271,8 @@ impl<O> ScaledOptimizer<O> {
         let verdict = inspection.into_verdict();
         let older = remember::<_, B, M>(&module, &ids);
         verdict.start_reading();
-        self.scaler
-            .shared
-            .lock()
-            .defer(self.update(), verdict.clone());
+        let step = self.update();
+        self.scaler.shared.lock().defer(step, verdict.clone());
         self.pending = Some((verdict.clone(), self.inner.clone()));
 
         let module = gradients.step(&mut self.inner, lr, module);

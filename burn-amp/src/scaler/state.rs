@@ -77,8 +77,7 @@ pub(crate) struct State {
     /// A [`Possible`] of the training backend while steps are pending.
     possible: Option<Box<dyn Any + Send>>,
     losses: VecDeque<LossProbe>,
-    /// The scale of the losses before the last recorded step. A step without a loss since the one before was computed with it too, as that
-    /// of a second optimizer after both backward passes.
+    /// The scale of the losses before the last step, and of a step without a loss since, as a second optimizer's after both backward passes.
     last_loss_scale: Option<f32>,
 }
 
@@ -227,11 +226,15 @@ impl State {
             return;
         }
 
+        let cause = match losses.into_iter().any(LossProbe::found_non_finite) {
+            true => OverflowCause::NonFiniteLoss,
+            false => OverflowCause::Gradient,
+        };
         let overflow = Overflow {
             step: self.counters.steps,
             scale: self.last_loss_scale.unwrap_or(scale),
             parameters: culprits,
-            cause: cause_of(losses),
+            cause,
         };
         let update = self.scale.step(step, true);
         self.count_skip(overflow.cause);
@@ -317,13 +320,5 @@ impl State {
             name_some(&overflow.parameters),
             self.scale.loss_scale.scale(),
         );
-    }
-}
-
-fn cause_of(losses: Vec<LossProbe>) -> OverflowCause {
-    if losses.into_iter().any(LossProbe::found_non_finite) {
-        OverflowCause::NonFiniteLoss
-    } else {
-        OverflowCause::Gradient
     }
 }
