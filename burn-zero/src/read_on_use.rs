@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, Param, Parameter};
 use burn::tensor::{
-    BasicOps, Bool, BoolStore, DType, Int, Shape, Tensor, TensorData, backend::Backend,
+    BasicOps, Bool, BoolStore, DType, Float, Int, Shape, Tensor, TensorData, backend::Backend,
 };
 use safetensors::tensor::{Metadata, TensorInfo};
 
@@ -18,7 +18,8 @@ use burn_decorator::follow_path;
 /// The module with the tensors of a safetensors file, by their paths, as [`consolidate`](crate::consolidate) writes it. A parameter that
 /// is not initialised yet stays so: it is read when it is first used. So [`prepare`](crate::ZeroOptimizer::prepare) at stage 3 and
 /// [`offload_parameters`](crate::offload_parameters()) read one parameter at a time, and neither a rank nor a device has the whole model. Each rank
-/// calls it, and reads the file. Values get the types of the module's tensors: floats of any type, integers of any width.
+/// calls it, and reads the file. Values get the types of the module's tensors: floats of any type, integers of any width. Load mappers are applied,
+/// as by Burn's stores: the weight of a layer with `LinearLayout::Col` is transposed.
 ///
 /// # Errors
 ///
@@ -156,13 +157,15 @@ struct ReadOnUse {
 }
 
 impl ReadOnUse {
-    /// The parameter with the file's elements, which are of a type that `fits`.
+    /// The parameter with the file's elements, which have this shape there and are of a type that `fits`. `load` applies the parameter's load
+    /// mapper, such as that of a layer with `LinearLayout::Col`, whose weight is transposed in files.
     fn read<B: Backend, const D: usize, K: BasicOps<B> + 'static>(
         &mut self,
         param: Param<Tensor<B, D, K>>,
         shape: Shape,
         kind: &str,
         fits: fn(Dtype) -> bool,
+        load: impl Fn(Tensor<B, D, K>) -> Tensor<B, D, K> + Send + Sync + 'static,
     ) -> Param<Tensor<B, D, K>>
     where
         Tensor<B, D, K>: Parameter<Device = B::Device>,
@@ -183,32 +186,36 @@ impl ReadOnUse {
             let data = file.read(&info).unwrap_or_else(|error| panic!("{error}"));
             let is_trained = Parameter::is_require_grad(&initial);
             let options = (&Tensor::device(&initial), initial.dtype());
-            Parameter::set_require_grad(Tensor::from_data(data, options), is_trained)
+            // `param` may have been frozen after `load` was made.
+            Parameter::set_require_grad(load(Tensor::from_data(data, options)), is_trained)
         })
     }
+}
+
+macro_rules! read_kind {
+    ($map:ident, $kind:ident, $name:literal, $fits:expr) => {
+        fn $map<const D: usize>(
+            &mut self,
+            param: Param<Tensor<B, D, $kind>>,
+        ) -> Param<Tensor<B, D, $kind>> {
+            // The shape in files. That of a parameter which is not initialised is from before any mapper.
+            let shape = match param.is_initialized() {
+                true => param.transform_for_save().shape(),
+                false => param.lazy_shape(),
+            };
+            let loading = param.clone();
+            self.read(param, shape, $name, $fits, move |tensor| {
+                let loaded = loading.clone().transform_for_load(tensor, loading.id);
+                loaded.into_value()
+            })
+        }
+    };
 }
 
 impl<B: Backend> ModuleMapper<B> for ReadOnUse {
     follow_path!();
 
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        let shape = param.lazy_shape();
-        self.read(param, shape, "floats", is_float)
-    }
-
-    fn map_int<const D: usize>(
-        &mut self,
-        param: Param<Tensor<B, D, Int>>,
-    ) -> Param<Tensor<B, D, Int>> {
-        let shape = param.lazy_shape();
-        self.read(param, shape, "integers", is_int)
-    }
-
-    fn map_bool<const D: usize>(
-        &mut self,
-        param: Param<Tensor<B, D, Bool>>,
-    ) -> Param<Tensor<B, D, Bool>> {
-        let shape = param.lazy_shape();
-        self.read(param, shape, "booleans", |dtype| dtype == Dtype::BOOL)
-    }
+    read_kind!(map_float, Float, "floats", is_float);
+    read_kind!(map_int, Int, "integers", is_int);
+    read_kind!(map_bool, Bool, "booleans", |dtype| dtype == Dtype::BOOL);
 }

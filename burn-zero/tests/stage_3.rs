@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use burn::backend::Autodiff;
 use burn::module::{AutodiffModule, Module, Param, ParamId};
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn_amp::{Autocast, Bf16};
@@ -1003,6 +1003,32 @@ fn integers_and_booleans_are_read_too() {
         matches!(error, Some(RecordError::OtherModel { .. })),
         "{error:?}"
     );
+}
+
+#[test]
+fn a_layer_with_columns_first_is_read_as_burn_loads_it() {
+    let (dir, device) = (
+        tempfile::tempdir().expect("a directory"),
+        Default::default(),
+    );
+    for outputs in [6, 10] {
+        let layer = LinearConfig::new(6, outputs).with_layout(LinearLayout::Col);
+        let file = dir.path().join(format!("{outputs}.safetensors"));
+        let saved = layer.init::<Flex>(&device);
+        let mut store = SafetensorsStore::from_file(&file);
+        saved.save_into(&mut store).expect("it is written");
+        let expected = saved.weight.val().into_data();
+        let (lazy, used) = (layer.init::<B>(&device), layer.init::<B>(&device));
+        drop(used.weight.val());
+        for model in [lazy, used] {
+            let read = read_on_use::<B, _>(model, &file).expect("the same model");
+            let frozen = read.weight.clone().set_require_grad(false);
+            assert!(!frozen.is_require_grad());
+            for weight in [read.weight, frozen] {
+                weight.val().into_data().assert_eq(&expected, true);
+            }
+        }
+    }
 }
 
 #[test]

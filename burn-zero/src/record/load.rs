@@ -236,6 +236,9 @@ pub fn load_sharded(
 /// and so does any other program that reads safetensors. An existing file is replaced atomically, when the new one is on the
 /// disk. Costs one read and one write of the model, and a mebibyte of memory. Types are those of the record: [`consolidate_as`] chooses another.
 ///
+/// Values are as they are in memory, without the mappers that Burn's stores apply. So the weight of a layer with `LinearLayout::Col` is
+/// transposed to what Burn's stores write: load it into a model with `LinearLayout::Row`.
+///
 /// # Errors
 ///
 /// Those of [`ShardedRecord::open`] and [`ShardedRecord::read`], or of the file system; [`RecordError::OtherModel`] if no entry of the record
