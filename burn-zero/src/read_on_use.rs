@@ -12,7 +12,7 @@ use burn::tensor::{
 };
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use crate::record::{Dtype, RecordError, run, to_f32};
+use crate::record::{Dtype, RecordError, run};
 use burn_decorator::follow_path;
 
 /// The module with the tensors of a safetensors file, by their paths, as [`consolidate`](crate::consolidate) writes it. A parameter that
@@ -107,7 +107,7 @@ impl Tensors {
         }
     }
 
-    /// A tensor, floats in f32.
+    /// A tensor in the file's type.
     fn read(&self, info: &TensorInfo) -> Result<TensorData, RecordError> {
         let (start, end) = info.data_offsets;
         let mut bytes = vec![0; end - start];
@@ -116,17 +116,18 @@ impl Tensors {
             file.seek(SeekFrom::Start(self.start + start as u64))?;
             file.read_exact(&mut bytes)
         })?;
-        let shape = info.shape.clone();
-        Ok(match on_host(info.dtype) {
-            Some(dtype) => TensorData::from_bytes_vec(bytes, shape, dtype),
-            None => TensorData::new(to_f32(&bytes, info.dtype), shape),
-        })
+        let dtype = on_host(info.dtype).expect("a tensor of another type was refused");
+        Ok(TensorData::from_bytes_vec(bytes, info.shape.clone(), dtype))
     }
 }
 
-/// The type on the host of integers and booleans; `None` for other types.
+/// The type on the host; `None` for types that no parameter has.
 fn on_host(dtype: Dtype) -> Option<DType> {
     Some(match dtype {
+        Dtype::F64 => DType::F64,
+        Dtype::F32 => DType::F32,
+        Dtype::F16 => DType::F16,
+        Dtype::BF16 => DType::BF16,
         Dtype::I64 => DType::I64,
         Dtype::I32 => DType::I32,
         Dtype::I16 => DType::I16,
@@ -141,11 +142,11 @@ fn on_host(dtype: Dtype) -> Option<DType> {
 }
 
 fn is_float(dtype: Dtype) -> bool {
-    matches!(dtype, Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16)
+    on_host(dtype).is_some_and(|dtype| dtype.is_float())
 }
 
 fn is_int(dtype: Dtype) -> bool {
-    on_host(dtype).is_some() && dtype != Dtype::BOOL
+    on_host(dtype).is_some_and(|dtype| dtype.is_int() || dtype.is_uint())
 }
 
 struct ReadOnUse {

@@ -17,6 +17,7 @@ use burn::module::{AutodiffModule, Module, Param, ParamId};
 use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
+use burn::tensor::DType;
 use burn_amp::{Autocast, Bf16};
 use burn_checkpoint::{Remat, checkpoint};
 use burn_flex::Flex;
@@ -1027,6 +1028,32 @@ fn a_layer_with_columns_first_is_read_as_burn_loads_it() {
             for weight in [read.weight, frozen] {
                 weight.val().into_data().assert_eq(&expected, true);
             }
+        }
+    }
+}
+
+#[test]
+fn floats_of_a_file_are_rounded_once_to_the_type_of_the_parameter() {
+    let (dir, device) = (
+        tempfile::tempdir().expect("a directory"),
+        Default::default(),
+    );
+    // In bf16 the first is 1 if it is rounded to f32 before.
+    let data = TensorData::from([1.0 + 0.00390625 + 1e-12, 0.1, -3.5e4]);
+    let of = |dtype| data.clone().convert_dtype(dtype);
+    let types = [DType::F64, DType::F32, DType::F16, DType::BF16];
+    for in_file in types {
+        let file = dir.path().join(format!("{in_file:?}"));
+        let values = Tensor::<Flex, 1>::from_data(of(in_file), (&device, in_file));
+        let saved = vec![Param::from_tensor(values)];
+        let mut store = SafetensorsStore::from_file(&file);
+        saved.save_into(&mut store).expect("it is written");
+        for dtype in types {
+            let zeros = Tensor::<B, 1>::zeros([3], (&device, dtype));
+            let model = vec![Param::from_tensor(zeros)];
+            let read = read_on_use::<B, _>(model, &file).expect("the same model");
+            let expected = of(in_file).convert_dtype(dtype);
+            read[0].val().into_data().assert_eq(&expected, true);
         }
     }
 }

@@ -326,7 +326,7 @@ fn consolidate_floats(
 }
 
 /// Floats of a file, which are little-endian, in f32.
-pub(crate) fn to_f32(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
+fn to_f32(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
     fn each<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f32) -> Vec<f32> {
         let (elements, rest) = bytes.as_chunks();
         assert!(rest.is_empty(), "chunks of files are cut between elements");

@@ -19,7 +19,6 @@ pub(crate) use directory::run;
 pub use entry::{Entry, Failure, TensorSlice, TensorSpec};
 pub use error::RecordError;
 pub(crate) use joint::end;
-pub(crate) use load::to_f32;
 pub use load::{ShardedRecord, consolidate, consolidate_as, load_sharded};
 pub use manifest::TrainingState;
 pub(crate) use manifest::unite;
