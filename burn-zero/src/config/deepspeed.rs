@@ -29,7 +29,7 @@ impl ZeroConfig {
     }
 
     /// Reads DeepSpeed's JSON. `auto` returns the value of a key that is `"auto"` in the file, by its path, from the program's options or its
-    /// model; null leaves the key out.
+    /// model; null leaves the key out, and integers may be floats such as `5e8`.
     ///
     /// ```
     /// use burn_zero::ZeroConfig;
@@ -163,14 +163,20 @@ fn communication_dtype(top: &mut Section) -> Result<Option<BufferDtype>, ConfigE
     }
 }
 
-/// The remaining entries, which the program reads. `bfloat16` is an older name of `bf16`: a key that both have is taken from `bf16`.
+/// The remaining entries, which the program reads. `bfloat16` is an older name of `bf16`: a key that both have is taken from `bf16`. Of the two
+/// the program gets the one that is no object, to refuse it.
 fn sections(top: Section) -> BTreeMap<String, Value> {
     let mut entries = top.entries;
-    if let Some(Value::Object(mut bf16)) = entries.remove("bfloat16") {
-        if let Some(Value::Object(newer)) = entries.remove("bf16") {
-            bf16.extend(newer);
-        }
-        entries.insert("bf16".to_owned(), bf16.into());
+    if let Some(older) = entries.remove("bfloat16") {
+        let bf16 = match (older, entries.remove("bf16")) {
+            (Value::Object(mut older), Some(Value::Object(newer))) => {
+                older.extend(newer);
+                older.into()
+            }
+            (Value::Object(_), Some(newer)) => newer,
+            (older, _) => older,
+        };
+        entries.insert("bf16".to_owned(), bf16);
     }
     entries.into_iter().collect()
 }
@@ -255,7 +261,7 @@ impl Reader<'_> {
                     self.ignored.insert(path, key.reason.to_owned());
                     None
                 }
-                "read or default" if value == "auto" => (self.auto)(&path),
+                "read or default" if value == "auto" => self.auto(&path),
                 "read" | "read or default" => Some(self.filled(&path, value)?),
                 _ if key.is_harmless(&value) => {
                     self.ignored.insert(path, "asks for nothing".to_owned());
@@ -270,13 +276,20 @@ impl Reader<'_> {
         Ok(read)
     }
 
+    /// The program's value for `"auto"`.
+    fn auto(&self, path: &str) -> Option<Value> {
+        (self.auto)(path).map(whole)
+    }
+
     /// The value with `"auto"` filled in, on all levels of an object, and without the object's nulls.
     fn filled(&self, path: &str, value: Value) -> Result<Value, ConfigError> {
         const NOT_FILLED: &str =
             "\"auto\", and nothing fills it in: let the program give it, or put a value there";
 
         if value == "auto" {
-            return (self.auto)(path).ok_or_else(|| ConfigError::key(path, NOT_FILLED));
+            return self
+                .auto(path)
+                .ok_or_else(|| ConfigError::key(path, NOT_FILLED));
         }
         let Value::Object(entries) = value else {
             return Ok(whole(value));

@@ -146,6 +146,40 @@ fn variants_of_the_file_are_read_too() {
     assert_eq!(older.sections, sections(json!({"bf16": {"enabled": true}})));
 }
 
+/// The program refuses a `bf16` that is no object, so that it must get it.
+#[test]
+fn what_is_no_section_of_precision_reaches_the_program() {
+    let (on, off) = (json!({"enabled": true}), json!({"enabled": false}));
+    for (file, expected) in [
+        (json!({"bf16": true}), json!(true)),
+        (json!({"bfloat16": true}), json!(true)),
+        (json!({"bfloat16": true, "bf16": off}), json!(true)),
+        (json!({"bfloat16": on, "bf16": false}), json!(false)),
+        (json!({"bfloat16": on, "bf16": null}), on.clone()),
+        (json!({"bfloat16": on, "bf16": off}), off.clone()),
+    ] {
+        let config = ZeroConfig::from_deepspeed_json(&file.to_string()).unwrap();
+        assert_eq!(
+            config.sections,
+            sections(json!({"bf16": expected})),
+            "{file}"
+        );
+    }
+}
+
+#[test]
+fn integers_that_fill_in_auto_may_be_floats_as_in_the_file() {
+    let file = r#"{"zero_optimization": {"reduce_bucket_size": "auto"}, "fp16": {"loss_scale_window": "auto"}}"#;
+    let auto = |path: &str| match path {
+        "zero_optimization.reduce_bucket_size" => Some(5e8.into()),
+        "fp16.loss_scale_window" => Some(1e3.into()),
+        _ => None,
+    };
+    let config = ZeroConfig::from_deepspeed_json_with(file, &auto).unwrap();
+    assert_eq!(config.reduce_bucket_size, 500_000_000);
+    assert_eq!(config.sections["fp16"]["loss_scale_window"], 1000);
+}
+
 #[test]
 fn errors_name_the_path_and_what_to_put() {
     let says = |json, text: &str| assert_eq!(error(json).to_string(), text);
