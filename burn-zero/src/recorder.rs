@@ -155,7 +155,8 @@ impl Recorder {
     /// # Errors
     ///
     /// On all ranks if on one: [`RecordError::State`] if a layer keeps state that cannot be split, such as an incomplete window, or with
-    /// [`ZeroOptimizerError::OtherModel`](crate::ZeroOptimizerError::OtherModel); [`RecordError::RanksDiffer`] if ranks are not at the same step; those of
+    /// [`ZeroOptimizerError::OtherModel`](crate::ZeroOptimizerError::OtherModel); [`RecordError::Scheduler`] if the scheduler's state has a
+    /// number that is not finite; [`RecordError::RanksDiffer`] if ranks are not at the same step; those of
     /// [`save_sharded`].
     pub fn save<B, M, O, S>(
         &self,
@@ -185,9 +186,8 @@ impl Recorder {
             let ids = state::ids_of_shards(layout);
             let (tree, tensors) = state::split::<B, _>(record, layout, &ids)?;
             state.optimizer = tree;
-            let record = training.scheduler.to_record::<B>();
-            let of_scheduler = serde_json::to_value(record.into_item::<FullPrecisionSettings>());
-            state.scheduler = of_scheduler.map_err(refuse)?;
+            let item: Item<S::Record<B>, B> = training.scheduler.to_record::<B>().into_item();
+            state.scheduler = state::json(&item).map_err(of_scheduler)?;
 
             let mut entries = Vec::new();
             for (tensor, bytes) in tensors {
@@ -257,7 +257,7 @@ impl Recorder {
     /// # Errors
     ///
     /// On all ranks if on one: [`RecordError::OtherModel`] for a record of another model, [`RecordError::State`] for one of another
-    /// optimizer; those of [`load_sharded`](crate::load_sharded). A record that exists and cannot be read is an error.
+    /// optimizer, [`RecordError::Scheduler`] for one of another scheduler; those of [`load_sharded`](crate::load_sharded). A record that exists and cannot be read is an error.
     #[allow(
         clippy::type_complexity,
         reason = "the training that came, and what was found"
@@ -302,8 +302,10 @@ impl Recorder {
             let of_optimizer = state::to_record::<B, _>(tree, &device)?;
             training.optimizer = training.optimizer.load_record(of_optimizer);
 
-            let item: Item<S::Record<B>, B> =
-                serde_json::from_value(state.scheduler.clone()).map_err(refuse)?;
+            let item: Item<S::Record<B>, B> = serde_json::from_value(state.scheduler.clone())
+                .map_err(|it| {
+                    of_scheduler(format!("the record has that of another scheduler: {it}"))
+                })?;
             let item = Record::<B>::from_item::<FullPrecisionSettings>(item, &device);
             training.scheduler = training.scheduler.load_record::<B>(item);
 
@@ -327,6 +329,10 @@ impl Recorder {
         let loaded = end(group, "load a training", load())?;
         Ok((loaded, Some(state)))
     }
+}
+
+fn of_scheduler(reason: String) -> RecordError {
+    RecordError::Scheduler { reason }
 }
 
 /// A tensor of a module: a parameter, trained or frozen, or a buffer.

@@ -17,6 +17,7 @@ use burn::record::{FullPrecisionSettings, Record};
 use burn::tensor::backend::Backend;
 use burn::tensor::{BoolStore, DType, TensorData};
 use ciborium::Value;
+use serde::Serialize;
 use serde_json::Value as Json;
 
 use crate::ZeroOptimizerError;
@@ -247,6 +248,31 @@ impl<K, T> Walk<K, T> {
             }
             leaf => Ok(Some(leaf)),
         }
+    }
+}
+
+/// The JSON of a value whose numbers are finite: others JSON would have as null.
+///
+/// # Errors
+///
+/// What is wrong.
+pub(crate) fn json(value: &impl Serialize) -> Result<Json, String> {
+    fn not_finite(value: &Value, key: &str) -> Option<String> {
+        match value {
+            Value::Float(number) if !number.is_finite() => {
+                Some(format!("{key} is {number}, which JSON cannot hold"))
+            }
+            Value::Array(values) => values.iter().find_map(|value| not_finite(value, key)),
+            Value::Map(fields) => fields
+                .iter()
+                .find_map(|(name, value)| not_finite(value, name.as_text().unwrap_or(key))),
+            _ => None,
+        }
+    }
+    let tree = Value::serialized(value).map_err(|error| error.to_string())?;
+    match not_finite(&tree, "a number") {
+        Some(reason) => Err(reason),
+        None => serde_json::to_value(value).map_err(|error| error.to_string()),
     }
 }
 

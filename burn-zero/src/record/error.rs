@@ -67,6 +67,12 @@ pub enum RecordError {
     /// State of a training that cannot be split for a record, or joined from one.
     #[error(transparent)]
     State(#[from] ZeroOptimizerError),
+    /// State of a scheduler that cannot be saved, or that is of another scheduler.
+    #[error("state of the scheduler: {reason}")]
+    Scheduler {
+        /// What is wrong, and with which entry.
+        reason: String,
+    },
     /// Another rank failed, so all stop.
     #[error("rank {rank} failed: {message}")]
     OtherRank {

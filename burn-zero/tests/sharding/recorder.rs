@@ -15,6 +15,7 @@ use burn::optim::{
     MultiGradientsParams, Optimizer, RmsPropConfig,
 };
 use burn::prelude::*;
+use burn::record::Record;
 use burn_accum::{AccumConfig, MultiSteps};
 use burn_amp::{GradScaler, GradScalerConfig, ScaledOptimizer};
 use burn_decorator::gradient::non_finite_on_any_rank;
@@ -271,6 +272,80 @@ fn an_incomplete_window_is_not_saved() {
             matches!(error, RecordError::State(_)) && text.contains("save after an update"),
             "{text}"
         );
+    }
+}
+
+/// The state of a scheduler that keeps the best loss.
+#[derive(Record, Clone)]
+struct PlateauRecord<B: Backend> {
+    best: f64,
+    rate: <f64 as LrScheduler>::Record<B>,
+}
+
+#[derive(Clone)]
+struct Plateau {
+    best: f64,
+}
+
+impl LrScheduler for Plateau {
+    type Record<B: Backend> = PlateauRecord<B>;
+
+    fn step(&mut self) -> f64 {
+        0.05
+    }
+
+    fn to_record<B: Backend>(&self) -> Self::Record<B> {
+        let best = self.best;
+        PlateauRecord { best, rate: () }
+    }
+
+    fn load_record<B: Backend>(self, record: Self::Record<B>) -> Self {
+        Self { best: record.best }
+    }
+}
+
+#[test]
+fn state_of_a_scheduler_that_cannot_be_kept_is_refused_before_anything_is_written() {
+    let dir = tempdir().unwrap();
+    let results = on_each_rank(2, |group| {
+        let model = Net::new(&Default::default());
+        let (run, recorder) = build(group.clone(), Stage::Gradients, model).unwrap();
+        let with = |best| Training {
+            model: run.model.clone(),
+            optimizer: run.optimizer.clone(),
+            scheduler: Plateau { best },
+        };
+        let save = |best| {
+            let state = TrainingState::at_step(1);
+            recorder.save::<B, _, _, _>(dir.path(), with(best).by_ref(), state, Keep::All)
+        };
+        let refused = [f64::INFINITY, f64::NAN].map(|best| save(best).unwrap_err().to_string());
+        let written = fs::read_dir(dir.path()).unwrap().count();
+        group.barrier("counted").unwrap();
+
+        save(2.5).unwrap();
+        let loaded = recorder.load::<B, _, _, _>(dir.path(), None, with(0.0));
+        let best = loaded.unwrap().0.scheduler.best;
+        let other = recorder.load::<B, _, _, _>(dir.path(), None, run.clone());
+        (
+            refused,
+            written,
+            best,
+            other.map(drop).unwrap_err().to_string(),
+        )
+    });
+    for ([infinite, nan], written, best, other) in results {
+        assert_eq!(
+            infinite,
+            "state of the scheduler: best is inf, which JSON cannot hold"
+        );
+        assert_eq!(
+            nan,
+            "state of the scheduler: best is NaN, which JSON cannot hold"
+        );
+        assert_eq!((written, best), (0, 2.5));
+        let expected = "state of the scheduler: the record has that of another scheduler: ";
+        assert!(other.starts_with(expected), "{other}");
     }
 }
 
