@@ -58,7 +58,8 @@ pub(crate) struct StateTensor {
 /// Tensors, each with the concatenated elements of its ranges.
 pub(crate) type Tensors = Vec<(StateTensor, Vec<u8>)>;
 
-/// A record without its tensors, and the tensors with the elements that this rank saves. Costs one copy of the tensors in host memory.
+/// A record without its tensors, and the tensors with the elements that this rank saves. Costs two copies of the tensors in host memory
+/// at its peak: the serialized record and the tree that is made of it. One of them is returned.
 ///
 /// # Errors
 ///
