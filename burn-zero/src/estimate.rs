@@ -3,11 +3,13 @@
 use std::collections::HashMap;
 
 use burn::module::AutodiffModule;
-use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{TensorMetadata, backend::AutodiffBackend};
+use burn_backend::tensor::FloatTensor;
+use burn_decorator::module::for_each_float;
 use burn_decorator::repeated_block;
 use serde::{Deserialize, Serialize};
 
-use crate::optimizer::Parameters;
+use crate::optimizer::{Parameters, Statistics};
 use crate::{Memory, Stage, ZeroConfig};
 
 /// What a model and its optimizer need for each element, before anything is sharded.
@@ -29,12 +31,18 @@ pub struct ModelStates {
     pub optimizer_bytes: u64,
     /// Elements of the largest parameter; 0 if none is larger than a bucket.
     pub largest_parameter: u64,
+    /// Elements of the frozen parameters, which have no gradients and no optimizer state. They count with
+    /// [`parameter_bytes`](Self::parameter_bytes) each. Running statistics are not parameters.
+    pub frozen_elements: u64,
+    /// Elements of the largest frozen parameter.
+    pub largest_frozen: u64,
     /// Elements of the largest unit, which stage 3 gathers whole: a repeated block, or all parameters that are in none. 0 if units do not count.
     pub largest_unit: u64,
 }
 
 impl ModelStates {
-    /// The parameters of `module` that require gradients, in f32 under Adam or AdamW; a parameter held twice counts once.
+    /// The parameters of `module`, in f32, those that require gradients under Adam or AdamW. A trained parameter held twice counts once, a frozen
+    /// one twice, as ranks hold a copy of it for each path.
     ///
     /// ```
     /// use burn::backend::Autodiff;
@@ -54,19 +62,30 @@ impl ModelStates {
         for parameter in &parameters {
             *units.entry(repeated_block(&parameter.path)).or_default() += parameter.elements();
         }
+        let statistics = Statistics::of::<B, M>(module);
+        let mut frozen = Vec::new();
+        for_each_float(module, |path, _, tensor: FloatTensor<B>| {
+            if !B::float_is_require_grad(&tensor) && !statistics.contains(path) {
+                frozen.push(tensor.shape().num_elements() as u64);
+            }
+        });
         Self {
+            frozen_elements: frozen.iter().sum(),
+            largest_frozen: frozen.into_iter().max().unwrap_or(0),
             largest_parameter: sizes.clone().max().unwrap_or(0) as u64,
             largest_unit: units.into_values().max().unwrap_or(0) as u64,
             ..Self::adam(sizes.sum::<usize>() as u64)
         }
     }
 
-    /// f32 parameters under Adam or AdamW, none of them larger than a bucket.
+    /// Trained f32 parameters under Adam or AdamW, none of them larger than a bucket.
     pub fn adam(elements: u64) -> Self {
         Self {
             elements,
             parameter_bytes: 4,
             optimizer_bytes: 8,
+            frozen_elements: 0,
+            largest_frozen: 0,
             largest_parameter: 0,
             largest_unit: 0,
         }
@@ -80,12 +99,12 @@ pub struct Estimate {
     pub padded_elements: u64,
     /// Elements of the rank's shard, padding included.
     pub shard_elements: u64,
-    /// Parameters on the device: all, or where they are in host memory ([`ZeroConfig::offload_param`]) the two largest, as backward holds the one
+    /// Parameters on the device, frozen ones too: all, or where they are in host memory ([`ZeroConfig::offload_param`]) the two largest, as backward holds the one
     /// that it uses and the one before.
     pub parameter_bytes: u64,
-    /// Parameters in host memory: all, or at stage 3 of several ranks the rank's shard in f32.
+    /// Parameters in host memory, frozen ones too: all, or at stage 3 of several ranks the rank's shard, of trained ones in f32.
     pub host_parameter_bytes: u64,
-    /// Units of parameters in host memory, at stage 3 of several ranks: the one in use, and the next one, which is gathered meanwhile.
+    /// Units of trained parameters in host memory, at stage 3 of several ranks: the one in use, and the next one, which is gathered meanwhile.
     pub unit_bytes: u64,
     /// Gradients on the device at the end of backward. At stage 2 the rank's shard; none where they go to the host
     /// ([`Memory::Host`]).
@@ -113,7 +132,8 @@ pub struct Estimate {
     pub host_gradient_bytes: u64,
     /// Elements that the rank sends to other ranks for one update: `2 P (N - 1) / N`, which the paper rounds to `2 P`
     /// (section 7.1). Stage 2 reduces each accumulated micro-batch: `(k + 1) P (N - 1) / N`. Stage 3 also gathers parameters twice for each:
-    /// `3 k P (N - 1) / N`, without scopes and with scopes of one unit. A scope of several units gathers them once more at most.
+    /// `3 k P (N - 1) / N`, without scopes and with scopes of one unit. A scope of several units gathers them once more at most. Stage 3 gathers
+    /// frozen parameters in forward and in backward too; in backward not those that it does not use, and in a scope once more.
     pub sent_elements: u64,
     /// [`sent_elements`](Self::sent_elements) in bytes: gradients in the type of communication, parameters in their own (stage 0 sends only
     /// gradients). Without the call descriptions, some hundred bytes a collective.
@@ -202,20 +222,26 @@ pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> 
         false => if_(several, elements.saturating_sub(gradients)),
     };
     let spans = (several || to_host) && model.largest_parameter > bucket;
-    let in_use = match (come_and_go, model.largest_parameter) {
-        (false, _) => elements,
-        (true, 0) => elements.min(2 * bucket),
-        (true, largest) => elements.min(2 * largest),
+    let all = elements + model.frozen_elements;
+    let largest = match model.largest_parameter {
+        0 => bucket,
+        largest => largest,
     };
+    let in_use = match come_and_go {
+        true => all.min(2 * largest.max(model.largest_frozen)),
+        false => all,
+    };
+    let frozen_shard = model.frozen_elements.div_ceil(ranks);
     let copies = if come_and_go { !to_host } else { gathers };
     // What a rank sends for one update, given the weight of an element: 1, or its bytes.
     let others = padded - shard;
+    let gathered = others + model.frozen_elements - frozen_shard;
     let sent = |gradient: u64, parameter: u64| match stage {
         Stage::DataParallel => 2 * gradient * others,
         Stage::OptimizerState => (gradient + parameter) * others,
         Stage::Gradients => (gradient * steps + parameter) * others,
         // Gathered in forward and in backward.
-        Stage::Parameters => (gradient + 2 * parameter) * steps * others,
+        Stage::Parameters => (gradient * others + 2 * parameter * gathered) * steps,
     };
 
     // Bytes.
@@ -227,8 +253,8 @@ pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> 
         shard_elements: shard,
         parameter_bytes: bytes * in_use,
         host_parameter_bytes: match in_units {
-            true => 4 * shard,
-            false => if_(come_and_go, bytes * elements),
+            true => 4 * shard + bytes * frozen_shard,
+            false => if_(come_and_go, bytes * all),
         },
         unit_bytes: if_(in_units, bytes * elements.min(2 * model.largest_unit)),
         gradient_bytes: if_(!to_host, bytes * gradients),

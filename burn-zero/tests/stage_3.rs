@@ -896,6 +896,42 @@ fn frozen_parameters_are_sharded_with_the_bits_of_stage_2_and_saved_in_parts() {
 }
 
 #[test]
+fn a_frozen_one_is_gathered_in_forward_and_in_backward_as_estimated() {
+    let _turn = turn();
+    const RANKS: usize = 2;
+    let between = || {
+        let mut layers = layers::<B>(3, WIDTH, 0.2);
+        layers[1] = layers[1].clone().no_grad();
+        layers
+    };
+    let gathered = ThreadGroup::spawn(RANKS, Default::default(), |group| {
+        let group = Arc::new(group);
+        let (adam, settings) = (
+            AdamWConfig::new().init(),
+            ZeroSettings::stage(Stage::Parameters),
+        );
+        let mut zero = ZeroOptimizer::new(adam, group.clone(), settings)?;
+        let model = zero.prepare::<B, _>(between())?;
+        let before = group.traffic().of(Operation::AllGather).elements;
+        let loss = layers::loss(&model, Tensor::ones([2, WIDTH], &Default::default()));
+        drop(loss.backward());
+        Ok::<_, ZeroError>(group.traffic().of(Operation::AllGather).elements - before)
+    });
+    let model = ModelStates::of::<B, _>(&between());
+    let config = ZeroConfig {
+        stage: Stage::Parameters,
+        ..ZeroConfig::default()
+    };
+    let said = |model| estimate(&model, &config, RANKS).sent_elements;
+    let of_frozen = said(model) - said(ModelStates::adam(model.elements));
+    // The trained ones once: backward does not use the first, and the last stays from forward.
+    let trained = model.elements / RANKS as u64;
+    for gathered in gathered.expect("ranks end") {
+        assert_eq!(gathered.expect("ranks agree"), trained + of_frozen);
+    }
+}
+
+#[test]
 fn a_frozen_parameter_is_trained_after_it_is_prepared_again() {
     let _turn = turn();
     let trained = ThreadGroup::spawn(2, Default::default(), |group| {

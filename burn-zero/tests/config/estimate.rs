@@ -1,5 +1,10 @@
 //! The estimate is the paper's, byte by byte.
 
+use burn::backend::Autodiff;
+use burn::module::Module;
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::tensor::backend::Backend;
+use burn_flex::Flex;
 use proptest::prelude::*;
 
 use burn_zero::group::BufferDtype;
@@ -191,6 +196,59 @@ fn what_accumulates_is_there_twice() {
     let on_host = estimate(&model, &on_host, 2);
     assert_eq!(on_host.peak_gradient_bytes(), 3 * 4000);
     assert_eq!(on_host.kept_host_bytes(), 12 * P / 2 + 8 * P);
+}
+
+/// A frozen layer with an adapter; running statistics are no parameters.
+#[derive(Module, Debug)]
+struct Adapted<B: Backend> {
+    base: Vec<Linear<B>>,
+    adapter: Linear<B>,
+    norm: BatchNorm<B>,
+}
+
+#[test]
+fn frozen_parameters_are_held_without_gradients_and_optimizer_state() {
+    type B = Autodiff<Flex>;
+    const FROZEN: u64 = 100 * 100 + 100 * 60;
+    const TRAINED: u64 = 100 * 10 + 20;
+    let linear = |inputs, outputs| {
+        let config = LinearConfig::new(inputs, outputs).with_bias(false);
+        config.init::<B>(&Default::default())
+    };
+    let model = ModelStates::of::<B, _>(&Adapted {
+        base: vec![linear(100, 100).no_grad(), linear(100, 60).no_grad()],
+        adapter: linear(100, 10),
+        norm: BatchNormConfig::new(10).init(&Default::default()),
+    });
+    let said = |stage, ranks| estimate(&model, &config(stage), ranks);
+
+    let alone = said(Stage::DataParallel, 1);
+    assert_eq!(alone.parameter_bytes, 4 * (TRAINED + FROZEN));
+    assert_eq!(alone.peak_gradient_bytes(), 4 * TRAINED);
+    assert_eq!(alone.optimizer_bytes, 8 * TRAINED);
+    let offloaded = ZeroConfig {
+        offload_param: Memory::Host,
+        ..config(Stage::Parameters)
+    };
+    let offloaded = estimate(&model, &offloaded, 1);
+    assert_eq!(offloaded.host_parameter_bytes, 4 * (TRAINED + FROZEN));
+    // Two of the largest are more than there are.
+    assert_eq!(offloaded.parameter_bytes, 4 * (TRAINED + FROZEN));
+
+    for ranks in [2, 4] {
+        let replicated = said(Stage::Gradients, ranks as usize);
+        assert_eq!(replicated.parameter_bytes, 4 * (TRAINED + FROZEN));
+        assert_eq!(replicated.host_parameter_bytes, 0);
+        assert_eq!(replicated.sent_elements, 2 * TRAINED * (ranks - 1) / ranks);
+        let sharded = said(Stage::Parameters, ranks as usize);
+        assert_eq!(sharded.host_parameter_bytes, 4 * (TRAINED + FROZEN) / ranks);
+        let sent = (3 * TRAINED + 2 * FROZEN) * (ranks - 1) / ranks;
+        assert_eq!(
+            (sharded.sent_elements, sharded.sent_bytes),
+            (sent, 4 * sent)
+        );
+        assert_eq!(sharded.unit_bytes, 4 * TRAINED);
+    }
 }
 
 #[test]
