@@ -912,7 +912,9 @@ mod tests {
     #[test]
     fn a_file_of_settings_is_refused() {
         let fit = Fit::parse_from(["fit", "--memory", "1G", "--config", "ds.json"]);
-        let error = fit.run_on(CPU).err().expect("it is not read");
+        let Err(error) = fit.run_on(CPU) else {
+            panic!("it is not read")
+        };
         assert!(error.to_string().starts_with("fit reads no --config"));
     }
 
