@@ -433,21 +433,21 @@ impl<O> MultiSteps<O> {
         counts: &[Tensor<I, 1>],
         micro_batches: u64,
     ) -> Result<(), AccumError> {
-        let missing =
-            self.normalization == Normalization::Tokens && (counts.len() as u64) < micro_batches;
-        let unexpected = self.normalization == Normalization::Mean && !counts.is_empty();
-        if missing || unexpected {
-            self.read::<I>(false); // the errors number the micro-batch, so those before it are counted first
+        let is_right = match self.normalization {
+            Normalization::Tokens => counts.len() as u64 >= micro_batches,
+            Normalization::Mean => counts.is_empty(),
+            Normalization::Sum => true,
+        };
+        if is_right {
+            return Ok(());
         }
-        if missing {
-            return Err(AccumError::MissingCount {
-                micro_batch: self.tally.micro_batches + 1,
-            });
+        // The errors number the micro-batch, so those before it are counted first.
+        self.read::<I>(false);
+        let micro_batch = self.tally.micro_batches + 1;
+        match self.normalization {
+            Normalization::Tokens => Err(AccumError::MissingCount { micro_batch }),
+            _ => self.check_counts(&read_numbers(counts.to_vec())).map(drop),
         }
-        if unexpected {
-            self.check_counts(&read_numbers(counts.to_vec()))?;
-        }
-        Ok(())
     }
 
     /// The weight of a micro-batch with `own` items on this rank.

@@ -148,9 +148,9 @@ impl Recorder {
     /// `state` has the number of updates, which names the record, and if wanted state of the caller. The state of the
     /// optimizer and of the scheduler is filled in.
     ///
-    /// Costs one write of this rank's shard of model and optimizer, and host memory for twice its shard of the optimizer's state at the peak, once while
-    /// it is written; the model is read from the device tensor by tensor, at stage 3 of several ranks from this rank's shards. Running statistics, such as BatchNorm's, become those of rank 0 on all
-    /// ranks ([`share_statistics`](crate::ZeroOptimizer::share_statistics)).
+    /// Costs one write of this rank's shard of model and optimizer, and host memory for twice its shard of the optimizer's state at the peak,
+    /// once while it is written; the model is read from the device tensor by tensor, at stage 3 of several ranks from this rank's shards.
+    /// Running statistics, such as BatchNorm's, become those of rank 0 on all ranks ([`share_statistics`](crate::ZeroOptimizer::share_statistics)).
     ///
     /// # Errors
     ///

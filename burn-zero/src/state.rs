@@ -273,7 +273,7 @@ pub(crate) fn json(value: &impl Serialize) -> Result<Json, String> {
     let tree = Value::serialized(value).map_err(|error| error.to_string())?;
     match not_finite(&tree, "a number") {
         Some(reason) => Err(reason),
-        None => serde_json::to_value(value).map_err(|error| error.to_string()),
+        None => serde_json::to_value(tree).map_err(|error| error.to_string()),
     }
 }
 

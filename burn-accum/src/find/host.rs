@@ -4,8 +4,8 @@ use std::{fs, path::Path};
 
 use sysinfo::{MemoryRefreshKind, System};
 
-/// The memory that this process may use on the host, in bytes: that of the machine, or the limit of its control group or of one above it (`srun
-/// --mem`, `MemoryMax`) if that is less. `None` if the system does not report it.
+/// The memory that this process may use on the host, in bytes: that of the machine, or the limit of its control group or of one above it
+/// (`srun --mem`, `MemoryMax`) if that is less. `None` if the system does not report it.
 ///
 /// This is the device memory of the backends on the CPU. No backend reports the memory of a GPU: ask its vendor's tool, or the
 /// runtime below the backend.

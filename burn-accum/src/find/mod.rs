@@ -37,7 +37,8 @@ pub use trial::StepResult;
 /// once is no part of a step. A size that is predicted not to fit, from the fixed part and the bytes per item that were measured, is not
 /// tried: the largest that is predicted to fit is. The size that is returned was itself measured below the limit less the
 /// [margin](MicroBatchSearch::margin). With an [estimate](MicroBatchSearch::starting_at) the search begins at what that says instead, and ends
-/// after one to three trials where that is near what is measured. At most 40 trials, about `log2(effective batch)` where memory grows linearly.
+/// after one to three trials where that is near what is measured. At most 40 trials, about `log2(effective batch)` where memory grows
+/// linearly.
 ///
 /// A size does not fit if its step panics, returns an error or leaves the device with one: the panic is not printed, the device
 /// is synchronised and its unused memory released, and the search continues with smaller sizes. The reason is in the

@@ -77,7 +77,7 @@ pub(crate) struct State {
     /// A [`Possible`] of the training backend while steps are pending.
     possible: Option<Box<dyn Any + Send>>,
     losses: VecDeque<LossProbe>,
-    /// The scale of the losses before the last step, and of a step without a loss since, as a second optimizer's after both backward passes.
+    /// The scale of the last backward pass that a step followed. A step without one of its own, such as a second optimizer's, had it too.
     last_loss_scale: Option<f32>,
 }
 

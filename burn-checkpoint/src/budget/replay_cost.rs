@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::entry::AnyEntry;
 
 /// The costs of so many evicted operations are added up, so that the time does not grow with the number of evicted tensors. With 64
-/// `ctc_loss` under 37 % of its bytes evicts every state of its chain, and runs half of its operations twice more.
+/// `ctc_loss` under 37 % of its bytes evicts every state of its chain, and replays half of its operations twice.
 const FEW: usize = 1024;
 
 /// Nanoseconds to bring these tensors back; if that is more than `enough_ns`, any number above `enough_ns`. `evicted` is a

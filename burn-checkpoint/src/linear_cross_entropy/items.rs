@@ -76,7 +76,7 @@ impl<B: Backend> Items<B> {
         } = targets;
         assert!(rows > 0, "at least one row");
         assert_eq!(targets.dims(), [rows], "a target for each of {rows} rows");
-        // Neither the number of classes nor a negative `ignore_index` need fit another type, such as the bytes of a text.
+        // Other types, such as the u8 of a text's bytes, may hold neither the number of classes nor a negative `ignore_index`.
         let targets = match targets.dtype() {
             DType::I64 | DType::I32 => targets,
             _ => {

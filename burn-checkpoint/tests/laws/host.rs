@@ -62,7 +62,7 @@ fn panics_at(op: &'static str, nth: usize) -> impl Fn(&'static str) {
     }
 }
 
-/// The operand of the first `tanh` moves, and its result is computed again from it.
+/// Moves the operand of the first `tanh` to the host; the result of that `tanh` is replayed from it.
 fn one_moves() -> Policy {
     Policy::per_operation(|call| match call.op.name {
         "float_mul_scalar" => SavePolicy::Offload,

@@ -23,7 +23,8 @@ fn limited(step: &impl Step<B>, fraction: f64) -> RematStats {
     stats
 }
 
-/// Of a CTC loss a time step has 41 operations. A longer one takes no more of each time step, and no operation runs more than once more.
+/// Of a CTC loss a time step has 41 operations. A longer one takes no more of each time step, and replays fewer operations than its forward
+/// pass has.
 #[test]
 fn searches_and_replays_grow_with_the_operations() {
     let _generator = generator();

@@ -141,7 +141,7 @@ fn an_ignored_row_does_not_count() {
     assert!(distance < ROUNDING, "{distance}");
 }
 
-/// Of a type that holds neither the number of classes nor the index that is ignored.
+/// Also of types that hold neither the number of classes nor `ignore_index`.
 #[test]
 fn targets_are_integers_of_any_type() {
     let config = in_chunks_of(4).with_ignore_index(Some(-100));

@@ -96,16 +96,17 @@ fn last_record(records: &Path) -> Option<usize> {
         let name = path.file_stem()?.to_str()?;
         name.strip_prefix("model-")?.parse().ok()
     };
-    let is_whole = |epoch: &usize| {
-        let whole = |name| is_whole(&records.join(format!("{name}-{epoch}.mpk")));
-        ["model", "optim", "scheduler"].into_iter().all(whole)
+    let has_all = |epoch: &usize| {
+        let record = |name| records.join(format!("{name}-{epoch}.mpk"));
+        let mut names = ["model", "optim", "scheduler"].into_iter();
+        names.all(|name| is_whole(&record(name)))
     };
     let entries = fs::read_dir(records).ok()?;
     let mut epochs: Vec<_> = entries
         .filter_map(|entry| epoch(entry.ok()?.path()))
         .collect();
     epochs.sort_unstable();
-    epochs.into_iter().rev().find(is_whole)
+    epochs.into_iter().rev().find(has_all)
 }
 
 /// Whether a record is there and can be read to its end.

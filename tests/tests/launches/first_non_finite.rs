@@ -126,7 +126,7 @@ fn an_additive_mask_is_no_fault() {
     }
 }
 
-/// It may hold anything. Burn's recurrent layers write their results into it.
+/// Such memory may hold NaN. Burn's recurrent layers begin with an empty tensor and write their results into it.
 #[test]
 fn memory_that_was_not_written_is_not_looked_at() {
     type B = Autodiff<Watch<Spy<Flex>>>;
