@@ -1,10 +1,10 @@
 //! The storages that may be evicted, as a queue that is sorted lazily.
 //!
 //! DTR's heuristic (Kirisame et al., section 4.1) is the cost to bring a storage back, over its bytes times its staleness. The cost counts
-//! once more for each time that the storage came back. Otherwise a large tensor that is cheap to compute and that each of many time steps uses
-//! is evicted and brought back between them. Cost over bytes, the *price*, changes seldom, staleness with each operation, but of equal prices the one unused for longest is
-//! always the cheapest. So each class of prices is sorted by last use, and an eviction compares the oldest ones, where outdated prices are
-//! corrected.
+//! once more for each time that the storage came back. Otherwise a large tensor that is cheap to compute and that each of many time steps
+//! uses is evicted and brought back between them. Cost over bytes, the *price*, changes seldom, staleness with each operation, but of equal
+//! prices the one unused for longest is always the cheapest. So each class of prices is sorted by last use, and an eviction compares the
+//! oldest ones, where outdated prices are corrected.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
