@@ -8,6 +8,8 @@ use std::thread::panicking;
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, Shape, TensorData, TensorMetadata};
 
+use crate::budget::Gradient;
+use crate::call::Argument;
 use crate::clock::Lineage;
 use crate::entry::Origin;
 use crate::kind::{Kind, Value};
@@ -19,8 +21,8 @@ use crate::{call, context};
 
 /// A tensor of [`Remat`](crate::Remat): the inner backend's, or a managed one, whose storage may be evicted and brought back.
 pub enum Handle<B: Backend, K: Kind<B>> {
-    /// The inner backend's tensor.
-    Resident(Held<K::Primitive>),
+    /// The inner backend's tensor; a gradient, if a budget counts its bytes.
+    Resident(Held<K::Primitive>, Option<Gradient>),
     /// A tensor that was made in a scope or under a budget.
     Managed(Managed<B>),
 }
@@ -119,7 +121,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     /// A handle of the inner backend's tensor.
     #[inline]
     pub fn resident(tensor: K::Primitive) -> Self {
-        Self::Resident(Held::new(tensor))
+        Self::Resident(Held::new(tensor), None)
     }
 
     /// The inner backend's tensor. Brings it back if it is not resident.
@@ -131,7 +133,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     #[inline]
     pub fn into_inner(self) -> K::Primitive {
         match self {
-            Self::Resident(tensor) => tensor.into_inner(),
+            Self::Resident(tensor, _) => tensor.into_inner(),
             Self::Managed(managed) => managed.load::<K>(true),
         }
     }
@@ -143,7 +145,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     /// As [`Self::into_inner`].
     pub fn to_inner(&self) -> K::Primitive {
         match self {
-            Self::Resident(tensor) => K::Primitive::clone(tensor),
+            Self::Resident(tensor, _) => K::Primitive::clone(tensor),
             Self::Managed(managed) => managed.load::<K>(false),
         }
     }
@@ -151,7 +153,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     /// Where the tensor is, or comes back to.
     pub fn device(&self) -> Device<B> {
         match self {
-            Self::Resident(tensor) => K::device(tensor),
+            Self::Resident(tensor, _) => K::device(tensor),
             Self::Managed(managed) => managed.node().meta.device.clone(),
         }
     }
@@ -159,15 +161,20 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     /// The node of a managed tensor.
     fn node(&self) -> Option<&Arc<Node<B>>> {
         match self {
-            Self::Resident(_) => None,
+            Self::Resident(..) => None,
             Self::Managed(managed) => Some(managed.node()),
         }
     }
 
     /// Whether it is a gradient with a single handle: an intermediate one of autodiff.
     pub(crate) fn is_passing_gradient(&self) -> bool {
-        self.node()
-            .is_some_and(|node| node.meta.lineage == Lineage::Gradient && node.meta.users() == 1)
+        match self {
+            Self::Resident(_, gradient) => gradient.as_ref().is_some_and(Gradient::is_last),
+            Self::Managed(managed) => {
+                let meta = &managed.node().meta;
+                meta.lineage == Lineage::Gradient && meta.users() == 1
+            }
+        }
     }
 
     /// Whether the storage exists during uses only.
@@ -193,14 +200,26 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
             context::collect(self.node().map(|node| node.clone() as _));
         }
         match self {
-            Self::Resident(tensor) => tensor.shape(),
+            Self::Resident(tensor, _) => tensor.shape(),
             Self::Managed(managed) => copy_of(&managed.node().meta.shape),
+        }
+    }
+
+    /// Shows it to a call.
+    #[inline]
+    pub(crate) fn show(&self, visit: &mut dyn FnMut(Argument<'_, B>)) {
+        match self {
+            Self::Resident(tensor, gradient) => visit(Argument::Leaf(
+                &|| (tensor.shape(), tensor.dtype(), K::device(tensor)),
+                gradient.as_ref(),
+            )),
+            Self::Managed(managed) => visit(Argument::Node(&managed.0)),
         }
     }
 
     pub(crate) fn save(&self) -> Saved<B, K> {
         Saved::new(match self {
-            Self::Resident(tensor) => {
+            Self::Resident(tensor, _) => {
                 SavedValue::Leaf(Box::new(K::wrap(K::Primitive::clone(tensor))))
             }
             Self::Managed(managed) => SavedValue::Node(managed.source()),
@@ -233,7 +252,9 @@ impl<B: Backend, K: Kind<B>> Clone for Handle<B, K> {
     #[inline]
     fn clone(&self) -> Self {
         match self {
-            Self::Resident(tensor) => Self::resident(K::Primitive::clone(tensor)),
+            Self::Resident(tensor, gradient) => {
+                Self::Resident(Held::new(K::Primitive::clone(tensor)), gradient.clone())
+            }
             Self::Managed(managed) => Self::Managed(managed.clone()),
         }
     }
@@ -242,7 +263,7 @@ impl<B: Backend, K: Kind<B>> Clone for Handle<B, K> {
 impl<B: Backend, K: Kind<B>> fmt::Debug for Handle<B, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Resident(tensor) => tensor.fmt(f),
+            Self::Resident(tensor, _) => tensor.fmt(f),
             Self::Managed(managed) => managed.fmt(f),
         }
     }

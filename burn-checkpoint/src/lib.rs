@@ -123,7 +123,7 @@ mod unwound;
 mod verify;
 mod work;
 
-pub use budget::MemoryBudget;
+pub use budget::{Gradient, MemoryBudget};
 pub use burn_decorator::profile::DeviceProfile;
 pub use chain::{checkpoint_chain, checkpoint_sequential, profile_chain, profile_tail};
 pub use context::{Recorder, recorder};

@@ -34,20 +34,20 @@ impl MemoryStats {
     }
 
     #[inline]
-    pub fn budget(&self) -> Option<&Budget> {
-        self.budget.as_deref()
+    pub fn budget(&self) -> Option<&Arc<Budget>> {
+        self.budget.as_ref()
     }
 
     /// Whether a tensor that came back may be evicted again.
     #[inline]
     pub fn may_evict(&self) -> bool {
-        self.budget().is_some_and(Budget::may_evict)
+        self.budget().is_some_and(|budget| budget.may_evict())
     }
 
     /// Whether an operation for which the device has no memory runs again.
     #[inline]
     pub fn retries(&self) -> bool {
-        self.budget().is_some_and(Budget::retries)
+        self.budget().is_some_and(|budget| budget.retries())
     }
 
     /// Makes room for the result of an operation, if there is a limit; not for a replay that only compares.

@@ -2,7 +2,6 @@
 //! [`Recipe`] brings the storage back. Recipes refer to nodes by a [`Source`].
 
 use std::cell::{Cell, RefCell};
-use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::panicking;
@@ -11,7 +10,6 @@ use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, Shape, TensorData};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::budget::Budget;
 use crate::clock::Lineage;
 use crate::entry::{AnyEntry, Origin};
 use crate::error::OpResult;
@@ -25,8 +23,8 @@ use crate::{unwound, verify};
 
 /// How a tensor comes back. One vtable for each operation, so that the code of nodes is compiled once for a backend.
 pub(crate) trait Recipe<B: Backend>: Send + Sync {
-    /// Visits the inputs.
-    fn inputs(&self, visit: &mut dyn FnMut(Input<'_, B>));
+    /// Visits the managed inputs.
+    fn inputs(&self, visit: &mut dyn FnMut(&Source<B>));
     /// Computes the result. Every input is resident.
     fn run(&self) -> Value<B>;
     /// Whether it runs an operation, rather than taking one of the results that another node holds.
@@ -69,8 +67,8 @@ impl<B: Backend> Node<B> {
         self.state.lock()
     }
 
-    /// Visits the recipe's inputs, none if the node has no recipe.
-    pub fn inputs(&self, visit: &mut dyn FnMut(Input<'_, B>)) {
+    /// Visits the recipe's managed inputs, none if the node has no recipe.
+    pub fn inputs(&self, visit: &mut dyn FnMut(&Source<B>)) {
         if let Some(recipe) = &*self.recipe.lock() {
             recipe.inputs(visit);
         }
@@ -95,22 +93,6 @@ impl<B: Backend> Node<B> {
     pub fn data(&self) -> Option<TensorData> {
         self.recipe()?.data()
     }
-}
-
-/// An input of a recipe.
-pub(crate) enum Input<'a, B: Backend> {
-    /// A managed tensor.
-    Node(&'a Source<B>),
-    /// An unmanaged tensor, which the recipe holds itself: its shape and type, and where it is.
-    Leaf(&'a dyn Fn() -> (Shape, DType, Device<B>)),
-    /// The device that the result is to be on, where it need not be that of the operands.
-    To(&'a Device<B>),
-    /// A plain number, such as a dimension.
-    Number(usize),
-    /// The type of the result.
-    Type(DType),
-    /// Any other plain argument, such as the options of a convolution.
-    Plain(&'a dyn Debug),
 }
 
 /// A recipe's reference to a node, which is not counted as a user.
@@ -473,7 +455,7 @@ impl<B: Backend> State<B> {
             self.branch_point = meta
                 .memory
                 .budget()
-                .is_some_and(Budget::keeps_branch_points);
+                .is_some_and(|budget| budget.keeps_branch_points());
         }
         self.branch_point
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use parking_lot::Mutex;
 
 use crate::request::PARAMETER;
-use crate::work::{Rate, Work};
+use crate::work::{Rate, Work, any, has};
 
 /// An operation of Burn's backend.
 #[derive(Clone, Copy)]
@@ -20,6 +20,12 @@ pub struct OpInfo {
     pub(crate) rate: Rate,
     /// The name's hash, computed at compile time.
     pub(crate) key: u64,
+    /// Whether it is a reshape.
+    pub(crate) reshapes: bool,
+    /// Whether it writes into its operand if it can: an assignment to a slice.
+    pub(crate) writes: bool,
+    /// Whether it is a view whose elements are in the order of its operand's.
+    pub(crate) keeps_order: bool,
 }
 
 impl OpInfo {
@@ -30,6 +36,9 @@ impl OpInfo {
             group,
             rate: Rate::of(name, work),
             key: hash(name),
+            reshapes: has(name, "reshape"),
+            writes: has(name, "slice_assign"),
+            keeps_order: any(name, &["reshape", "detach", "set_require_grad"]),
         }
     }
 

@@ -12,7 +12,7 @@ use burn_decorator::upload;
 
 use crate::call;
 use crate::kind::{Float, Kind, Value};
-use crate::node::{InType, Input, Node, Recipe, Source, Storage, take_value};
+use crate::node::{InType, Node, Recipe, Source, Storage, take_value};
 use crate::op::OpInfo;
 use crate::request::Request;
 use crate::work::Work;
@@ -23,9 +23,9 @@ pub(crate) struct Operation<F>(pub F);
 impl<B, F> Recipe<B> for Operation<F>
 where
     B: Backend,
-    F: Fn(Option<&mut dyn FnMut(Input<'_, B>)>) -> Value<B> + Send + Sync + 'static,
+    F: Fn(Option<&mut dyn FnMut(&Source<B>)>) -> Value<B> + Send + Sync + 'static,
 {
-    fn inputs(&self, visit: &mut dyn FnMut(Input<'_, B>)) {
+    fn inputs(&self, visit: &mut dyn FnMut(&Source<B>)) {
         // With a visitor the closure returns no tensor: there is nothing to drop.
         std::mem::forget((self.0)(Some(visit)));
     }
@@ -35,14 +35,14 @@ where
     }
 }
 
-/// A recipe as an `Option`, so that a call can drop it.
+/// A recipe of a closure of this form.
 #[inline]
-pub(crate) fn operation<B, F>(closure: F) -> Option<Operation<F>>
+pub(crate) fn operation<B, F>(closure: F) -> Operation<F>
 where
     B: Backend,
-    F: Fn(Option<&mut dyn FnMut(Input<'_, B>)>) -> Value<B>,
+    F: Fn(Option<&mut dyn FnMut(&Source<B>)>) -> Value<B>,
 {
-    Some(Operation(closure))
+    Operation(closure)
 }
 
 /// One of the several results of an operation.
@@ -77,8 +77,8 @@ impl<B: Backend> Recipe<B> for Part<B> {
         nodes.filter_map(Weak::upgrade).for_each(visit);
     }
 
-    fn inputs(&self, visit: &mut dyn FnMut(Input<'_, B>)) {
-        visit(Input::Node(&self.whole));
+    fn inputs(&self, visit: &mut dyn FnMut(&Source<B>)) {
+        visit(&self.whole);
     }
 
     fn run(&self) -> Value<B> {
@@ -96,7 +96,7 @@ pub(crate) struct Upload<B: Backend> {
 }
 
 impl<B: Backend> Recipe<B> for Upload<B> {
-    fn inputs(&self, _visit: &mut dyn FnMut(Input<'_, B>)) {}
+    fn inputs(&self, _visit: &mut dyn FnMut(&Source<B>)) {}
 
     fn run(&self) -> Value<B> {
         Value::Float(upload::<B>(self.request.data(), &self.device))
@@ -133,8 +133,8 @@ impl<B: Backend, F> Recipe<B> for OnUse<B, F>
 where
     F: Fn(FloatTensor<B>) -> Value<B> + Send + Sync + 'static,
 {
-    fn inputs(&self, visit: &mut dyn FnMut(Input<'_, B>)) {
-        self.input.show(visit);
+    fn inputs(&self, visit: &mut dyn FnMut(&Source<B>)) {
+        self.input.sources(visit);
     }
 
     fn run(&self) -> Value<B> {
@@ -167,15 +167,11 @@ pub(crate) enum SavedValue<B: Backend> {
 }
 
 impl<B: Backend> SavedValue<B> {
-    pub fn show(&self, visit: &mut dyn FnMut(Input<'_, B>)) {
+    pub fn sources(&self, visit: &mut dyn FnMut(&Source<B>)) {
         match self {
-            Self::Leaf(value) => visit(Input::Leaf(&|| {
-                let device = value.device().unwrap_or_default();
-                (value.shape(), value.dtype(), device)
-            })),
-            Self::Node(source) => visit(Input::Node(source)),
-            Self::Many(xs) => xs.iter().for_each(|x| x.show(visit)),
-            Self::Absent => {}
+            Self::Node(source) => visit(source),
+            Self::Many(xs) => xs.iter().for_each(|x| x.sources(visit)),
+            Self::Leaf(_) | Self::Absent => {}
         }
     }
 
@@ -212,8 +208,8 @@ impl<B: Backend, K: Kind<B>> Saved<B, K> {
         Self { value, kind }
     }
 
-    pub fn show(&self, visit: &mut dyn FnMut(Input<'_, B>)) {
-        self.value.show(visit);
+    pub fn sources(&self, visit: &mut dyn FnMut(&Source<B>)) {
+        self.value.sources(visit);
     }
 
     /// The tensor, for a recipe that runs.

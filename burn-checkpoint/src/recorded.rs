@@ -8,7 +8,7 @@ use burn_backend::Backend;
 use crate::clock;
 use crate::entry::{AnyEntry, Group, NodeInfo, Origin, VisitSource};
 use crate::host_copy::HostCopy;
-use crate::node::{Input, Node, State, Storage, vacate};
+use crate::node::{Node, State, Storage, vacate};
 use crate::policy::{OpCall, Policy, SavePolicy};
 use crate::region::Region;
 use crate::trace::{EventKind, Kind};
@@ -255,15 +255,13 @@ impl<B: Backend> AnyEntry for Node<B> {
         if self.state.lock().origin == Origin::Hosted {
             return;
         }
-        self.inputs(&mut |input| {
-            if let Input::Node(source) = input {
-                let node = source.node();
-                let state = node.state();
-                let comes_back = !state.is_resident() && state.origin != Origin::Fixed;
-                drop(state);
-                if comes_back {
-                    visit(&**node, &|| node.clone());
-                }
+        self.inputs(&mut |source| {
+            let node = source.node();
+            let state = node.state();
+            let comes_back = !state.is_resident() && state.origin != Origin::Fixed;
+            drop(state);
+            if comes_back {
+                visit(&**node, &|| node.clone());
             }
         });
     }

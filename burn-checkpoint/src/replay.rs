@@ -16,7 +16,7 @@ use crate::again::again;
 use crate::entry::{AnyEntry, Origin};
 use crate::error::RematError;
 use crate::memory::Replayed;
-use crate::node::{Input, Node, Recipe, State, Storage, vacate};
+use crate::node::{Node, Recipe, State, Storage, vacate};
 use crate::region::Region;
 use crate::request::DELIVERED;
 use crate::trace::{self, EventKind};
@@ -79,11 +79,7 @@ impl<B: Backend> Drop for Locked<B> {
 /// Brings the inputs of a recipe back.
 pub(crate) fn lock_inputs<B: Backend>(recipe: &dyn Recipe<B>) -> Locked<B> {
     let mut inputs = Vec::new();
-    recipe.inputs(&mut |input| {
-        if let Input::Node(source) = input {
-            inputs.push(source.node().clone());
-        }
-    });
+    recipe.inputs(&mut |source| inputs.push(source.node().clone()));
     let mut locked = Locked::default();
     for node in inputs {
         loop {
@@ -296,12 +292,10 @@ impl<B: Backend> Plan<B> {
             };
             planned.recipe = Some(recipe.clone());
             let (waiting, begin) = (stack.len(), plan.inputs.len());
-            recipe.inputs(&mut |input| {
-                if let Input::Node(source) = input {
-                    let input = need(&mut plan.nodes, source.node(), 1);
-                    plan.inputs.push(input);
-                    stack.push(Visit::Enter(input));
-                }
+            recipe.inputs(&mut |source| {
+                let input = need(&mut plan.nodes, source.node(), 1);
+                plan.inputs.push(input);
+                stack.push(Visit::Enter(input));
             });
             stack.insert(waiting, Visit::Leave((at, begin..plan.inputs.len())));
             // An operation that runs for one of its results returns the others too.

@@ -145,7 +145,7 @@ const ONE_PASS: &[&str] = &[
 ];
 
 /// Whether a name has any of these parts, at compile time.
-const fn any(name: &str, parts: &[&str]) -> bool {
+pub(crate) const fn any(name: &str, parts: &[&str]) -> bool {
     let mut index = 0;
     while index < parts.len() {
         if has(name, parts[index]) {
@@ -157,7 +157,7 @@ const fn any(name: &str, parts: &[&str]) -> bool {
 }
 
 /// Whether a name has this part, at compile time.
-const fn has(name: &str, part: &str) -> bool {
+pub(crate) const fn has(name: &str, part: &str) -> bool {
     let (name, part) = (name.as_bytes(), part.as_bytes());
     let mut start = 0;
     while start + part.len() <= name.len() {

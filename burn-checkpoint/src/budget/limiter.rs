@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::candidates::Candidates;
+use super::gradient::Gradients;
 use super::memo::Memo;
 use super::need::Needs;
 use super::settings::{LimitSetting, MemoryBudget, Overflow};
@@ -37,7 +38,8 @@ pub(crate) struct Budget {
     limit: AtomicU64,
     /// Whether the backward pass of the step under way has begun.
     differentiated: AtomicBool,
-    counts: Arc<Counts>,
+    pub(super) counts: Arc<Counts>,
+    pub(super) gradients: Gradients,
     /// Bytes that were live when nothing more could be evicted.
     stuck: AtomicU64,
     nodes: Mutex<Nodes>,
@@ -77,14 +79,16 @@ impl Nodes {
     }
 
     fn forget(&mut self, place: u64) {
-        // Most that are dropped were added last: the part to search doubles from the end.
-        let (len, mut part) = (self.all.len(), 1);
-        while part < len && self.all[len - part].0 > place {
-            part *= 2;
-        }
-        let last = &mut self.all[len.saturating_sub(part)..];
-        if let Ok(at) = last.binary_search_by_key(&place, |(place, _)| *place) {
-            last[at].1 = None;
+        let Some((last, _)) = self.all.last() else {
+            return;
+        };
+        // Where it is if none of the places after it is missing; it is not before that.
+        let least = (self.all.len() - 1).saturating_sub(last.saturating_sub(place) as usize);
+        let rest = &mut self.all[least..];
+        if rest[0].0 == place {
+            rest[0].1 = None;
+        } else if let Ok(at) = rest.binary_search_by_key(&place, |(place, _)| *place) {
+            rest[at].1 = None;
         }
         while self.all.pop_if(|(_, node)| node.is_none()).is_some() {}
     }
@@ -143,6 +147,7 @@ impl Budget {
             limit: AtomicU64::new(limit),
             differentiated: AtomicBool::new(false),
             counts,
+            gradients: Gradients::default(),
             stuck: AtomicU64::new(u64::MAX),
             nodes: Mutex::default(),
             program: AtomicU64::new(0),
@@ -219,6 +224,7 @@ impl Budget {
     /// A forward pass begins: live tensors that descend from gradients are state, and no longer counted.
     pub fn forward_begins(&self) {
         self.ends_step();
+        self.counts.remove(self.gradients.retire());
         for node in self.alive() {
             if node.info().lineage == Lineage::Gradient {
                 node.retire();
@@ -232,6 +238,7 @@ impl Budget {
     /// A step ends: every live tensor is state. It loses its recipe and is no longer counted.
     pub fn step_ends(&self) {
         self.ends_step();
+        self.counts.remove(self.gradients.retire());
         for node in self.alive() {
             node.settle();
             node.retire();
@@ -246,7 +253,8 @@ impl Budget {
     #[cold]
     fn look(&self, op: &'static str, bytes: u64) {
         if matches!(self.settings.limit, LimitSetting::Fraction(_)) {
-            self.needs.look(&self.alive(), clock::now(), op, bytes);
+            let alive = self.alive();
+            self.needs.look(alive.len(), self.need(&alive, op, bytes));
         }
     }
 
@@ -285,7 +293,7 @@ impl Budget {
         if !fits {
             self.stuck.store(self.live(), Ordering::Relaxed);
             self.counts.lowest.store(self.live(), Ordering::Relaxed);
-            self.overflows(op, bytes, limit, clock::now());
+            self.overflows(op, bytes, limit);
         }
     }
 
@@ -337,12 +345,19 @@ impl Budget {
         (fits(), nodes.candidates.looks - before)
     }
 
-    fn overflows(&self, op: &'static str, bytes: u64, limit: u64, now: u64) {
+    fn need(&self, alive: &[Arc<dyn AnyEntry>], op: &'static str, bytes: u64) -> Need {
+        let mut need = Need::of(alive, clock::now(), op, bytes);
+        need.gradients_bytes += self.gradients.bytes();
+        need
+    }
+
+    fn overflows(&self, op: &'static str, bytes: u64, limit: u64) {
         let refuses = self.settings.overflow == Overflow::Panic;
         if !refuses && !self.needs.is_clearly_larger(self.live() + bytes) {
             return;
         }
-        let need = Need::of(&self.alive(), now, op, bytes).with_all_of(self.live());
+        let need = self.need(&self.alive(), op, bytes);
+        let need = need.with_all_of(self.live());
         if refuses {
             panic!("{}", need.error(limit));
         }

@@ -18,7 +18,7 @@ const CLEARLY: u64 = 16;
 const LOOKS: u64 = 32;
 
 impl Need {
-    /// The need of the operation with number `now`, which is about to make `result_bytes`.
+    /// The need of the operation with number `now`, which is about to make `result_bytes`, without gradients that are no nodes.
     pub(super) fn of(
         alive: &[Arc<dyn AnyEntry>],
         now: u64,
@@ -114,11 +114,11 @@ impl Needs {
         left == 0
     }
 
-    /// Computes what an operation of an unconstrained step needs: the more tensors to look at, the less often.
-    pub fn look(&self, alive: &[Arc<dyn AnyEntry>], now: u64, op: &'static str, bytes: u64) {
-        let next = alive.len() as u64 / LOOKS;
+    /// Adds what an operation of an unconstrained step needs, computed from so many tensors: the more there are, the less often.
+    pub fn look(&self, tensors: usize, need: Need) {
+        let next = tensors as u64 / LOOKS;
         self.until_look.store(next, Ordering::Relaxed);
-        self.keep(Need::of(alive, now, op, bytes));
+        self.keep(need);
     }
 
     /// Remembers a need if it is the largest.

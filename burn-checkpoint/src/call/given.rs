@@ -98,7 +98,7 @@ impl<B: Backend> Promised<B> {
             device: handle.device(),
             row_major: false,
             viewed: match handle {
-                Handle::Resident(_) => None,
+                Handle::Resident(..) => None,
                 Handle::Managed(managed) => Some(managed.source()),
             },
         }

@@ -11,6 +11,7 @@ mod results;
 mod room;
 
 pub(crate) use given::{Promised, delivered, derived, fixed, in_type, parameter};
+pub(crate) use operands::Argument;
 pub(crate) use recorded::Call;
 pub(crate) use results::Results;
 pub(crate) use room::Room;

@@ -1,21 +1,43 @@
 //! The operands of an operation, and what the result takes from them.
 
+use std::fmt::Debug;
 use std::sync::Arc;
 
-use burn_backend::{Backend, DeviceId, DeviceOps};
+use burn_backend::tensor::Device;
+use burn_backend::{Backend, DType, DeviceId, DeviceOps, Shape};
 
 use super::order::Order;
+use crate::budget::Gradient;
 use crate::clock::{Lineage, Phase};
 use crate::context::{self, OpContext};
 use crate::cost::OpCost;
 use crate::entry::{AnyEntry, Origin};
 use crate::memory::MemoryStats;
-use crate::node::{Input, Node, Source, State, Storage, TensorMeta, Viewed};
+use crate::node::{Node, Source, State, Storage, TensorMeta, Viewed};
 use crate::op::OpInfo;
 use crate::replay::{self, Locked};
 use crate::request::PARAMETER;
 use crate::trace::{self, EventKind};
 use crate::work::Work;
+
+/// An argument of an operation.
+pub(crate) enum Argument<'a, B: Backend> {
+    /// A managed tensor.
+    Node(&'a Source<B>),
+    /// Another tensor: its shape and type, and where it is.
+    Leaf(
+        &'a dyn Fn() -> (Shape, DType, Device<B>),
+        Option<&'a Gradient>,
+    ),
+    /// The device that the result is to be on, where it need not be that of the operands.
+    To(&'a Device<B>),
+    /// A plain number, such as a dimension.
+    Number(usize),
+    /// The type of the result.
+    Type(DType),
+    /// Any other plain argument, such as the options of a convolution.
+    Plain(&'a dyn Debug),
+}
 
 /// Whose storage the result of a view operation has.
 pub(super) enum Shares<B: Backend> {
@@ -23,6 +45,8 @@ pub(super) enum Shares<B: Backend> {
     Own,
     /// An unmanaged tensor's.
     Leaf,
+    /// That of a gradient.
+    Gradient(Gradient),
     /// That of a managed tensor.
     With(Source<B>),
 }
@@ -81,12 +105,14 @@ impl<B: Backend> Operands<B> {
         !self.delivered.is_empty() && !self.has_others && self.op.work.passes_delivery()
     }
 
-    pub fn see(&mut self, input: Input<'_, B>, op_context: &OpContext) {
-        let source = match input {
-            Input::Node(source) => source,
-            Input::Leaf(leaf) => {
+    pub fn see(&mut self, argument: Argument<'_, B>, op_context: &OpContext) {
+        let source = match argument {
+            Argument::Node(source) => source,
+            Argument::Leaf(leaf, gradient) => {
                 self.has_others = true;
-                if self.is_first_of_view() {
+                if let Some(gradient) = gradient {
+                    self.see_gradient(gradient, op_context);
+                } else if self.is_first_of_view() {
                     self.shares = Some(Shares::Leaf);
                 }
                 // The order of its elements is not known. Its size matters only where something may be offloaded.
@@ -102,26 +128,26 @@ impl<B: Backend> Operands<B> {
                 }
                 return;
             }
-            Input::To(device) => {
+            Argument::To(device) => {
                 if self.cost.is_some() {
                     self.device = Some(device.id());
                 }
                 return;
             }
-            Input::Number(number) => {
+            Argument::Number(number) => {
                 self.order.number.get_or_insert(number);
                 if let Some(cost) = &mut self.cost {
                     cost.number(number);
                 }
                 return;
             }
-            Input::Type(dtype) => {
+            Argument::Type(dtype) => {
                 if let Some(cost) = &mut self.cost {
                     cost.result_type(dtype);
                 }
                 return;
             }
-            Input::Plain(argument) => {
+            Argument::Plain(argument) => {
                 // The sizes of views are not remembered.
                 if let Some(cost) = &mut self.cost
                     && self.op.work != Work::View
@@ -151,7 +177,7 @@ impl<B: Backend> Operands<B> {
         }
         self.order.see(&meta.shape, meta.row_major);
         if self.is_first_of_view() {
-            let copies = !meta.contiguous && self.op.name.ends_with("reshape");
+            let copies = self.op.reshapes && !meta.contiguous;
             self.shares = Some(match &meta.group {
                 _ if copies => Shares::Own,
                 Some(group) => Shares::With(group.clone()),
@@ -180,13 +206,31 @@ impl<B: Backend> Operands<B> {
         if !state.is_resident() || outlived(meta, &state, op_context) {
             self.waiting.push(node.clone());
         }
-        // The operand's handle and what was saved for a recipe are two references.
-        let last = meta.bytes > 0 && meta.users() == 1 && Arc::strong_count(node) == 2;
+        let last = meta.bytes > 0 && meta.users() == 1 && Arc::strong_count(node) == 1;
         if last && state.origin == Origin::Fixed {
             self.given_up = self.given_up.max(meta.bytes);
         }
-        if last && !state.branch_point && self.op.name.ends_with("slice_assign") {
+        if last && !state.branch_point && self.op.writes {
             self.written = self.written.max(meta.own_bytes());
+        }
+    }
+
+    fn see_gradient(&mut self, gradient: &Gradient, op_context: &OpContext) {
+        if op_context.step.is_some_and(|step| gradient.is_of(step)) {
+            self.lineage = Lineage::Gradient;
+        }
+        if self.is_first_of_view() {
+            let copies = self.op.reshapes && !gradient.is_contiguous;
+            self.shares = Some(match copies {
+                true => Shares::Own,
+                false => Shares::Gradient(gradient.clone()),
+            });
+            if copies && let Some(cost) = &mut self.cost {
+                cost.copies();
+            }
+        }
+        if gradient.is_last() && self.op.writes {
+            self.written = self.written.max(gradient.bytes());
         }
     }
 

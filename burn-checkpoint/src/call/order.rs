@@ -39,7 +39,7 @@ impl Order {
             Work::Compute => is_product(op),
             Work::New | Work::Fixed => true,
             // A reshape of what lies in another order may be a copy or a view.
-            Work::View => self.odd_elements == 0 && keeps_order(op),
+            Work::View => self.odd_elements == 0 && op.keeps_order,
             Work::Norm if op.name == "layer_norm" => ordered,
             // Along another dimension than the last one burn-flex swaps the two, computes, and swaps them back.
             Work::Norm => {
@@ -63,14 +63,6 @@ fn is_selection(op: &OpInfo) -> bool {
 /// Matmul, linear, attention. Convolutions give channels last on CubeCL's backends.
 fn is_product(op: &OpInfo) -> bool {
     op.name.ends_with("matmul") || op.name == "linear" || op.name == "attention"
-}
-
-/// Whether the result of a view operation is its operand, or its operand in another shape: contiguous and in order if that is.
-#[inline]
-pub(super) fn keeps_order(op: &OpInfo) -> bool {
-    ["reshape", "detach", "set_require_grad"]
-        .iter()
-        .any(|name| op.name.ends_with(name))
 }
 
 #[cfg(test)]

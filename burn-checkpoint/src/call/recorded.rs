@@ -6,12 +6,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, DeviceOps, Shape};
 
-use super::operands::{Operands, Shares};
-use super::order::keeps_order;
+use super::operands::{Argument, Operands, Shares};
 use super::results::Results;
 use super::room::Room;
 use crate::again::again;
-use crate::budget::Budget;
+use crate::budget::Gradient;
 use crate::clock::{self, Lineage, Phase};
 use crate::context::{self, OpContext};
 use crate::cost::{Costs, OpCost};
@@ -24,7 +23,7 @@ use crate::op::OpInfo;
 use crate::policy::{OpCall, SavePolicy};
 use crate::recipe::{Part, Parts};
 use crate::replay;
-use crate::trace::EventKind;
+use crate::trace::{self, EventKind};
 use crate::work::Work;
 
 /// An operation under way. Built and changed in place: it is large, and each operation needs one.
@@ -49,30 +48,21 @@ impl<B: Backend> Call<B> {
         }
     }
 
-    /// Looks at the operands, brings them back, and decides what becomes of the result: whether it keeps its recipe.
-    #[inline]
-    pub fn begin(&mut self, recipe: &mut Option<impl Recipe<B>>) {
-        self.look(recipe.as_ref().map(|recipe| recipe as &dyn Recipe<B>));
-        self.give_up(recipe);
-    }
-
-    fn look(&mut self, recipe: Option<&dyn Recipe<B>>) {
+    /// Looks at the arguments, which `show` passes on, brings operands back, and decides what becomes of the result: whether it has a recipe.
+    pub fn begin(&mut self, show: impl FnOnce(&mut dyn FnMut(Argument<'_, B>))) {
         if self.op_context.step.is_some() {
             self.operands.cost = Some(OpCost::new(self.op));
         }
-        if let Some(recipe) = recipe {
-            let (operands, op_context) = (&mut self.operands, &self.op_context);
-            recipe.inputs(&mut |input| operands.see(input, op_context));
-        }
+        let (operands, op_context) = (&mut self.operands, &self.op_context);
+        show(&mut |argument| operands.see(argument, op_context));
         self.decide();
     }
 
-    /// Drops the recipe of an operation that is not recorded, so that it may write into its operands; not if it may have to run again.
+    /// Whether the operation needs its recipe: its result may come back, or it may have to run again. Without a recipe it may write into its
+    /// operands.
     #[inline]
-    fn give_up(&self, recipe: &mut Option<impl Recipe<B>>) {
-        if self.origin == Origin::Fixed && self.retrying().is_none() {
-            *recipe = None;
-        }
+    pub fn needs_recipe(&self) -> bool {
+        self.origin != Origin::Fixed || self.retrying().is_some()
     }
 
     /// Runs the operation.
@@ -114,13 +104,7 @@ impl<B: Backend> Call<B> {
 
     /// As [`Self::begin`], for a new tensor that takes `room`: a function of plain arguments. It is recorded in forward passes; in backward
     /// and in the optimizer it is a gradient or state, and at once written to.
-    #[inline]
-    pub fn begin_new(&mut self, room: Room, recipe: &mut Option<impl Recipe<B>>) {
-        self.decide_new(room);
-        self.give_up(recipe);
-    }
-
-    fn decide_new(&mut self, room: Room) {
+    pub fn begin_new(&mut self, room: Room) {
         self.operands.memory = room.make(self.op);
         if let Some(step) = self.op_context.step {
             let mut cost = OpCost::new(self.op);
@@ -185,9 +169,11 @@ impl<B: Backend> Call<B> {
             let recipe = recipe.filter(|_| self.origin == Origin::Recorded);
             return self.finish_many(std::mem::take(parts), recipe);
         }
-        let node = self.node(value, recipe, |memory, elements, bytes| {
-            self.cost_ns(memory, elements, bytes)
-        });
+        if let Some(gradient) = self.gradient(value) {
+            let value = std::mem::replace(value, Value::Absent);
+            return Results::Gradient(value, gradient);
+        }
+        let node = self.node(value, recipe, true);
         let meta = &node.meta;
         if let Some(viewed) = self.operands.viewed.take()
             && node.state().origin == Origin::Recorded
@@ -197,6 +183,33 @@ impl<B: Backend> Call<B> {
         }
         self.computed(&meta.memory, meta.cost_ns, meta.bytes);
         Results::One(Some(self.enter(node)))
+    }
+
+    /// Counts a result that is a gradient, and so need not be a node; `None` if it has to be one: in a scope, which may move it to the host,
+    /// and where its holder is asked for.
+    fn gradient(&mut self, value: &Value<B>) -> Option<Gradient> {
+        let step = self.op_context.step?;
+        let is_plain = self.lineage == Lineage::Gradient
+            && self.op_context.region.is_none()
+            && !trace::is_on();
+        if !is_plain || matches!(self.operands.shares, Some(Shares::Leaf | Shares::With(_))) {
+            return None;
+        }
+        let memory = self.memory(&value.device().unwrap_or_default());
+        let budget = memory.budget().filter(|budget| !budget.retries())?;
+        let elements = value.shape().num_elements();
+        let bytes = bytes(elements, value.dtype());
+        self.computed(&memory, self.cost_ns(&memory, elements, bytes), bytes);
+        let is_contiguous = self.is_contiguous();
+        Some(match &self.operands.shares {
+            Some(Shares::Gradient(gradient)) => gradient.view(is_contiguous),
+            _ => Gradient::new(budget.clone(), bytes, step, is_contiguous),
+        })
+    }
+
+    /// Whether a reshape of the result is a view.
+    fn is_contiguous(&self) -> bool {
+        self.op.work != Work::View || self.op.keeps_order
     }
 
     fn finish_many(
@@ -250,7 +263,8 @@ impl<B: Backend> Call<B> {
     /// cost of all.
     fn enter_part(&mut self, mut part: Value<B>, recipe: Option<Arc<dyn Recipe<B>>>) -> Managed<B> {
         self.op_context.number = clock::tick();
-        self.enter(self.node(&mut part, recipe, |_, _, _| 0.0))
+        let node = self.node(&mut part, recipe, false);
+        self.enter(node)
     }
 
     /// The node of an operation with several results, which holds them only while a replay hands them out.
@@ -273,18 +287,18 @@ impl<B: Backend> Call<B> {
         Source::new(Arc::new(Node::new(meta, state, Some(recipe))))
     }
 
-    /// The counters for a result on this device.
-    fn memory(&self, device: &Device<B>) -> Arc<MemoryStats> {
+    /// The counters for a result on this device, taken from the operands if they are known.
+    fn memory(&mut self, device: &Device<B>) -> Arc<MemoryStats> {
         burn_decorator::ensure_mended::<B>(device);
-        let known = self.operands.memory.as_ref();
+        let known = self.operands.memory.take();
         let known = known.filter(|memory| memory.device == device.id());
-        known.map_or_else(|| context::memory_on(device.id()), Arc::clone)
+        known.unwrap_or_else(|| context::memory_on(device.id()))
     }
 
     /// Nanoseconds of the operation, whose result has so many elements and bytes; 0 without a budget.
     #[inline]
     fn cost_ns(&self, memory: &MemoryStats, elements: usize, bytes: u64) -> f32 {
-        match (&self.operands.cost, memory.budget().map(Budget::costs)) {
+        match (&self.operands.cost, memory.budget().map(|budget| budget.costs())) {
             (Some(cost), Some(Costs::On(device))) => cost.ns_on(device, elements as u64, bytes),
             (Some(cost), _) => cost.ns(elements as u64),
             (None, _) => 0.0,
@@ -307,12 +321,7 @@ impl<B: Backend> Call<B> {
 
     /// The record of a result. It has one user: the handle that `enter` makes.
     #[inline]
-    fn meta(
-        &self,
-        value: &Value<B>,
-        origin: Origin,
-        cost_ns: impl FnOnce(&MemoryStats, usize, u64) -> f32,
-    ) -> TensorMeta<B> {
+    fn meta(&mut self, value: &Value<B>, origin: Origin, is_all: bool) -> TensorMeta<B> {
         let device = value.device().unwrap_or_default();
         let memory = self.memory(&device);
         let shape = value.shape();
@@ -320,19 +329,24 @@ impl<B: Backend> Call<B> {
         let elements = shape.num_elements();
         let (group, own) = match &self.operands.shares {
             None | Some(Shares::Own) => (None, true),
-            Some(Shares::Leaf) => (None, false),
+            // A gradient's bytes are counted by its handles.
+            Some(Shares::Leaf | Shares::Gradient(_)) => (None, false),
             Some(Shares::With(source)) => (Some(source.clone()), true),
         };
         let bytes = bytes(elements, dtype);
+        let cost_ns = match is_all {
+            true => self.cost_ns(&memory, elements, bytes),
+            false => 0.0,
+        };
         TensorMeta {
-            contiguous: self.op.work != Work::View || keeps_order(self.op),
+            contiguous: self.is_contiguous(),
             row_major: self.operands.order.is_kept(self.op, elements),
             is_delivered: origin == Origin::Delivered,
             overwrites: self.operands.written > 0,
             group,
             users: AtomicU32::new(1),
             call: self.op_context.call,
-            cost_ns: cost_ns(&memory, elements, bytes),
+            cost_ns,
             step: self.step(),
             lineage: self.lineage,
             ..TensorMeta::new(
@@ -364,12 +378,13 @@ impl<B: Backend> Call<B> {
         })
     }
 
-    /// Built inside its allocation: `Arc::new` would build it on the stack and copy it.
+    /// A result, which is all that the operation gives, or a part of it. Built inside its allocation: `Arc::new` would build it on the stack
+    /// and copy it.
     fn node(
-        &self,
+        &mut self,
         value: &mut Value<B>,
         mut recipe: Option<Arc<dyn Recipe<B>>>,
-        cost_ns: impl FnOnce(&MemoryStats, usize, u64) -> f32,
+        is_all: bool,
     ) -> Arc<Node<B>> {
         if recipe.is_some() && self.is_kept(value) {
             recipe = None;
@@ -379,7 +394,7 @@ impl<B: Backend> Call<B> {
             None => Origin::Fixed,
         };
         Arc::new_cyclic(|_| {
-            let meta = self.meta(value, origin, cost_ns);
+            let meta = self.meta(value, origin, is_all);
             let region = self.op_context.region.clone();
             let storage = Storage::Resident(std::mem::replace(value, Value::Absent));
             let state = State::new(storage, origin, self.op_context.number, region);

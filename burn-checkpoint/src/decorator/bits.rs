@@ -52,23 +52,25 @@ pub(super) fn draw<B: Backend>(
     let pack = || Value::Int(pack::<B>(numbers.clone(), packed, device));
     let bits = again(&memory, DRAW, pack, pack);
     // Two handles until the end: an operand without other references would be given up for its result.
-    let bits = Handle::<B, Int>::Managed(call::fixed::<B>(DRAW, bits).expect());
+    let bits: Handle<B, Int> = call::fixed::<B>(DRAW, bits).expect();
     let handles = (bits.clone(), bits);
-    let (saved, device) = (handles.0.save(), device.clone());
-    let mut recipe = operation::<B, _>(move |visit| {
-        if let Some(visit) = visit {
-            saved.show(visit);
-            return Value::Absent;
-        }
-        Value::Float(unpack::<B>(saved.load(), shape.clone(), dtype, &device))
-    });
     let mut call = Call::<B>::new(NUMBERS);
-    call.begin(&mut recipe);
+    call.begin(|see| handles.0.show(see));
+    let mut recipe = call.needs_recipe().then(|| {
+        let (saved, device) = (handles.0.save(), device.clone());
+        operation::<B, _>(move |visit| {
+            if let Some(visit) = visit {
+                saved.sources(visit);
+                return Value::Absent;
+            }
+            Value::Float(unpack::<B>(saved.load(), shape.clone(), dtype, &device))
+        })
+    });
     let numbers = call
         .finish(&mut Value::Float(numbers), &mut recipe)
         .expect();
     drop(handles);
-    Handle::Managed(numbers)
+    numbers
 }
 
 /// The integers that hold the bits: of one byte, or of four on devices that cannot compute with bytes.

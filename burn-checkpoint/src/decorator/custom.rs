@@ -5,10 +5,10 @@ use std::sync::Arc;
 use burn_backend::Backend;
 
 use super::backend::Remat;
-use crate::call::{Call, Results};
+use crate::call::{Argument, Call, Results};
 use crate::context;
 use crate::handle::Handle;
-use crate::kind::Value;
+use crate::kind::{Float, Value};
 use crate::op::OpInfo;
 use crate::recipe::{SavedValue, operation};
 use crate::work::Work;
@@ -82,19 +82,19 @@ impl<B: Backend> Remat<B> {
             return resident(run(operands.map(inner)));
         }
         let run = Arc::new(run);
-        let (again, saved) = (run.clone(), operands.each_ref().map(save));
-        let mut recipe = operation::<B, _>(move |visit| {
-            if let Some(visit) = visit {
-                saved.iter().for_each(|operand| operand.show(visit));
-                return Value::Absent;
-            }
-            again(saved.each_ref().map(SavedValue::load))
-        });
-        if matches!(op.work, Work::Fixed | Work::Pass) {
-            recipe = None;
-        }
         let mut call = Call::<B>::new(op);
-        call.begin(&mut recipe);
+        call.begin(|see| operands.iter().for_each(|operand| show(operand, see)));
+        let is_recorded = !matches!(op.work, Work::Fixed | Work::Pass) && call.needs_recipe();
+        let mut recipe = is_recorded.then(|| {
+            let (again, saved) = (run.clone(), operands.each_ref().map(save));
+            operation::<B, _>(move |visit| {
+                if let Some(visit) = visit {
+                    saved.iter().for_each(|operand| operand.sources(visit));
+                    return Value::Absent;
+                }
+                again(saved.each_ref().map(SavedValue::load))
+            })
+        });
         let mut value = call.run(&recipe, || run(operands.map(inner)));
         let kinds = value.clone();
         let mut results = call.finish(&mut value, &mut recipe);
@@ -121,6 +121,18 @@ fn inner<B: Backend>(value: Value<Remat<B>>) -> Value<B> {
     map_value!(value, x => x.into_inner(), xs => xs.into_iter().map(inner).collect(), Value::Absent)
 }
 
+/// Shows an operand to a call.
+fn show<B: Backend>(value: &Value<Remat<B>>, see: &mut dyn FnMut(Argument<'_, B>)) {
+    match value {
+        Value::Float(x) => x.show(see),
+        Value::Int(x) => x.show(see),
+        Value::Bool(x) => x.show(see),
+        Value::Quant(x) => x.show(see),
+        Value::Many(xs) => xs.iter().for_each(|x| show(x, see)),
+        Value::Absent => {}
+    }
+}
+
 /// An operand as a recipe keeps it.
 fn save<B: Backend>(value: &Value<Remat<B>>) -> SavedValue<B> {
     match value {
@@ -142,10 +154,10 @@ fn resident<B: Backend>(value: Value<B>) -> Value<Remat<B>> {
 fn managed<B: Backend>(kinds: &Value<B>, results: &mut Results<B>) -> Value<Remat<B>> {
     map_value!(
         kinds,
-        _ => Handle::Managed(results.expect()),
+        _ => results.expect(),
         kinds => kinds.iter().map(|kind| managed(kind, results)).collect(),
         {
-            results.next();
+            results.next::<Float>();
             Value::Absent
         }
     )

@@ -1,4 +1,4 @@
-//! Operands, by kind: as the inner backend takes them, and as a recipe keeps, shows and loads them.
+//! Operands, by kind: as the inner backend takes them, as a call sees them, and as a recipe keeps, shows and loads them.
 
 use burn_backend::Backend;
 
@@ -82,51 +82,79 @@ macro_rules! save {
     };
 }
 
-/// Shows a saved operand to a visitor, with the arguments that a result's size depends on.
+/// Shows an argument to a call: a tensor, or one that a result's size depends on.
 macro_rules! show {
-    (Opt $x:expr, $visit:expr) => {
-        $x.iter().for_each(|x| x.show($visit))
+    (Opt $x:expr, $see:expr) => {
+        $x.iter().for_each(|x| x.show($see))
     };
-    (List $x:expr, $visit:expr) => {
-        $x.iter().for_each(|x| x.show($visit))
+    (List $x:expr, $see:expr) => {
+        $x.iter().for_each(|x| x.show($see))
     };
-    (QuantParams $x:expr, $visit:expr) => {
-        $x.iter().for_each(|x| x.show($visit))
+    (Tensor $x:expr, $see:expr) => {
+        match &$x {
+            TensorPrimitive::Float(x) => x.show($see),
+            TensorPrimitive::QFloat(x) => x.show($see),
+        }
     };
-    (DeviceRef $x:expr, $visit:expr) => {
-        ($visit)(Input::To($x))
+    (QuantParams $x:expr, $see:expr) => {
+        burn_decorator::list_qparams!(&$x, |x| x).iter().for_each(|x| x.show($see))
     };
-    ([usize] $x:expr, $visit:expr) => {
-        ($visit)(Input::Number(*$x))
+    (DeviceRef $x:expr, $see:expr) => {
+        ($see)(Argument::To($x))
     };
-    ([FloatDType] $x:expr, $visit:expr) => {
-        ($visit)(Input::Type((*$x).into()))
+    ([usize] $x:expr, $see:expr) => {
+        ($see)(Argument::Number($x))
     };
-    ([IntDType] $x:expr, $visit:expr) => {
-        ($visit)(Input::Type((*$x).into()))
+    ([FloatDType] $x:expr, $see:expr) => {
+        ($see)(Argument::Type($x.into()))
     };
-    ([BoolDType] $x:expr, $visit:expr) => {
-        ($visit)(Input::Type((*$x).into()))
+    ([IntDType] $x:expr, $see:expr) => {
+        ($see)(Argument::Type($x.into()))
+    };
+    ([BoolDType] $x:expr, $see:expr) => {
+        ($see)(Argument::Type($x.into()))
     };
     // No result's size depends on a scalar, and an optimizer passes another one each step.
-    ([Scalar] $x:expr, $visit:expr) => {{
-        let _ = $x;
-    }};
-    ([$plain:ty] $x:expr, $visit:expr) => {
-        ($visit)(Input::Plain($x))
+    ([Scalar] $x:expr, $see:expr) => {};
+    ([$plain:ty] $x:expr, $see:expr) => {
+        ($see)(Argument::Plain(&$x))
     };
     // A slice is a view, for which no room is made, and an assignment to one has the size of its operand.
-    ({Slice} $x:expr, $visit:expr) => {{
+    ({Slice} $x:expr, $see:expr) => {};
+    ({$element:ty} $x:expr, $see:expr) => {
+        ($see)(Argument::Plain(&$x))
+    };
+    (Fill $x:expr, $see:expr) => {};
+    ($handle:ident $x:expr, $see:expr) => {
+        $x.show($see)
+    };
+}
+
+/// Shows the nodes that a recipe kept.
+macro_rules! sources {
+    (Opt $x:expr, $visit:expr) => {
+        $x.iter().for_each(|x| x.sources($visit))
+    };
+    (List $x:expr, $visit:expr) => {
+        $x.iter().for_each(|x| x.sources($visit))
+    };
+    (QuantParams $x:expr, $visit:expr) => {
+        $x.iter().for_each(|x| x.sources($visit))
+    };
+    (DeviceRef $x:expr, $visit:expr) => {{
         let _ = $x;
     }};
-    ({$element:ty} $x:expr, $visit:expr) => {
-        ($visit)(Input::Plain($x))
-    };
+    ([$plain:ty] $x:expr, $visit:expr) => {{
+        let _ = $x;
+    }};
+    ({$element:ty} $x:expr, $visit:expr) => {{
+        let _ = $x;
+    }};
     (Fill $x:expr, $visit:expr) => {{
         let _ = $x;
     }};
     ($handle:ident $x:expr, $visit:expr) => {
-        $x.show($visit)
+        $x.sources($visit)
     };
 }
 
@@ -262,4 +290,4 @@ impl Delivered {
     }
 }
 
-pub(super) use {by_form, delivered, inner, load, room, save, see, show};
+pub(super) use {by_form, delivered, inner, load, room, save, see, show, sources};

@@ -7,32 +7,25 @@
 
 use std::sync::Arc;
 
-use burn_backend::{Backend, DType, TensorMetadata};
+use burn_backend::{Backend, TensorMetadata};
 use burn_decorator::kind_type;
 use burn_decorator::types::*;
 
 use super::backend::Remat;
 use super::bits;
-use super::operands::{Delivered, by_form, delivered, inner, load, room, save, see, show};
+use super::operands::{
+    Delivered, by_form, delivered, inner, load, room, save, see, show, sources,
+};
 use super::results::{handles, plain, value};
 use crate::again::again;
-use crate::call::{self, Call};
-use crate::handle::{Handle, Managed};
+use crate::call::{self, Argument, Call};
+use crate::handle::Handle;
 use crate::kind::Value;
-use crate::node::Input;
 use crate::op::OpInfo;
 use crate::recipe::{OnUse, Saved, SavedValue, operation};
 use crate::request::{self, Request};
 use crate::work::Work;
 use crate::{clock, context};
-
-/// A handle whose kind only the node knows.
-fn tensor<B: Backend>(result: Managed<B>) -> TensorPrimitive<Remat<B>> {
-    match result.node().meta.dtype {
-        DType::QFloat(_) => TensorPrimitive::QFloat(Handle::Managed(result)),
-        _ => TensorPrimitive::Float(Handle::Managed(result)),
-    }
-}
 
 /// As a recipe keeps an operand that is float or quantized.
 fn save_tensor<B: Backend>(tensor: &TensorPrimitive<Remat<B>>) -> SavedValue<B> {
@@ -89,38 +82,43 @@ macro_rules! managed {
     ($trait:ident new $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         const OP: &OpInfo = &OpInfo::new(stringify!($op), Work::New, stringify!($trait));
         if context::records() {
-            recorded!($op($($arg: $kind),*) -> $ret, call, recipe => {
+            recorded!($op($($arg: $kind),*) -> $ret, call => {
                 let mut room = call::Room::default();
                 $(room!($kind $arg, room);)*
-                call.begin_new(room, &mut recipe);
+                call.begin_new(room);
             });
         }
     };
     ($trait:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         const OP: &OpInfo = &OpInfo::new(stringify!($op), Work::of(stringify!($work)), stringify!($trait));
         if context::records() || OP.work.passes_delivery() && delivered!($($kind $arg),*) {
-            recorded!($op($($arg: $kind),*) -> $ret, call, recipe => call.begin(&mut recipe));
+            recorded!($op($($arg: $kind),*) -> $ret, call => call.begin(|see| {
+                $(by_form!(show $kind $arg, &mut *see);)*
+            }));
         }
     };
 }
 
 /// Records the operation `OP`, which begins by `$begin`.
 macro_rules! recorded {
-    ($op:ident($($arg:ident: $kind:tt),*) -> $ret:tt, $call:ident, $recipe:ident => $begin:expr) => {
+    ($op:ident($($arg:ident: $kind:tt),*) -> $ret:tt, $call:ident => $begin:expr) => {
         return apart(move || {
-            let saved = ($(by_form!(save $kind $arg),)*);
-            let mut $recipe = operation::<B, _>(move |visit| {
-                let ($($arg,)*) = &saved;
-                if let Some(visit) = visit {
-                    $(by_form!(show $kind $arg, &mut *visit);)*
-                    return Value::Absent;
-                }
-                value!($ret B::$op($(by_form!(load $kind $arg)),*))
-            });
             let mut $call = Call::<B>::new(OP);
             $begin;
-            let mut value = $call.run(&$recipe, move || value!($ret B::$op($(by_form!(inner $kind $arg)),*)));
-            let mut results = $call.finish(&mut value, &mut $recipe);
+            let mut recipe = $call.needs_recipe().then(|| {
+                let saved = ($(by_form!(save $kind $arg),)*);
+                operation::<B, _>(move |visit| {
+                    let ($($arg,)*) = &saved;
+                    #[allow(unused_variables, reason = "rows without tensors")]
+                    if let Some(visit) = visit {
+                        $(by_form!(sources $kind $arg, &mut *visit);)*
+                        return Value::Absent;
+                    }
+                    value!($ret B::$op($(by_form!(load $kind $arg)),*))
+                })
+            });
+            let mut value = $call.run(&recipe, move || value!($ret B::$op($(by_form!(inner $kind $arg)),*)));
+            let mut results = $call.finish(&mut value, &mut recipe);
             handles!($ret results)
         })
     };

@@ -12,7 +12,7 @@ use crate::kind::Quant;
 impl<B: Backend> QTensorPrimitive for Handle<B, Quant> {
     fn scheme(&self) -> &QuantScheme {
         match self {
-            Self::Resident(tensor) => tensor.scheme(),
+            Self::Resident(tensor, _) => tensor.scheme(),
             Self::Managed(managed) => match &managed.node().meta.dtype {
                 DType::QFloat(scheme) => scheme,
                 other => unreachable!("a quantized tensor has a scheme in its type, not {other:?}"),

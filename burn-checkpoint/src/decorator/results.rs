@@ -56,13 +56,13 @@ macro_rules! value {
 
 /// Handles of nodes.
 macro_rules! handles {
-    (FloatOpt $results:ident) => { $results.next().map(Handle::Managed) };
-    (Tensor $results:ident) => { tensor($results.expect()) };
+    (FloatOpt $results:ident) => { $results.next() };
+    (Tensor $results:ident) => { $results.tensor() };
     (($a:tt, $b:tt) $results:ident) => { (handles!($a $results), handles!($b $results)) };
     ({$name:ident $($field:ident: $kind:tt),+} $results:ident) => {
         $name { $($field: handles!($kind $results)),+ }
     };
-    ($handle:ident $results:ident) => { Handle::Managed($results.expect()) };
+    ($handle:ident $results:ident) => { $results.expect() };
 }
 
 pub(super) use {handles, plain, value};

@@ -18,7 +18,7 @@ impl<B: Backend, K: Kind<B>> TensorMetadata for Handle<B, K> {
     #[inline]
     fn dtype(&self) -> DType {
         match self {
-            Self::Resident(tensor) => tensor.dtype(),
+            Self::Resident(tensor, _) => tensor.dtype(),
             Self::Managed(managed) => managed.node().meta.dtype,
         }
     }
@@ -27,7 +27,7 @@ impl<B: Backend, K: Kind<B>> TensorMetadata for Handle<B, K> {
     #[inline]
     fn shape(&self) -> Shape {
         match self {
-            Self::Resident(tensor) if !context::is_collecting() => tensor.shape(),
+            Self::Resident(tensor, _) if !context::is_collecting() => tensor.shape(),
             _ => self.shape_apart(),
         }
     }
@@ -36,7 +36,7 @@ impl<B: Backend, K: Kind<B>> TensorMetadata for Handle<B, K> {
     #[inline]
     fn rank(&self) -> usize {
         let rank = match self {
-            Self::Resident(tensor) => tensor.rank(),
+            Self::Resident(tensor, _) => tensor.rank(),
             Self::Managed(managed) => managed.node().meta.shape.num_dims(),
         };
         // Offered after the call of a decorator below, which may offer its own.
