@@ -62,7 +62,6 @@ pub(crate) struct NodeInfo {
     /// another order a matmul may add up in another order.
     pub can_move: bool,
     pub users: u32,
-    pub bytes: u64,
     pub last_used: u64,
     /// The address of the node that counts the storage's bytes.
     pub owner: usize,

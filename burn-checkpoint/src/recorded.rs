@@ -55,7 +55,6 @@ impl<B: Backend> AnyEntry for Node<B> {
             locked: state.locks > 0,
             can_move: self.meta.own_bytes() > 0 && self.meta.row_major,
             users: self.meta.users(),
-            bytes: self.meta.bytes,
             last_used: state.last_used,
             owner: std::ptr::from_ref(owner) as usize,
             owner_bytes: owner.bytes,

@@ -53,8 +53,8 @@ pub(crate) struct Budget {
 /// The nodes that a budget knows.
 #[derive(Default)]
 struct Nodes {
-    /// With their places, in ascending order; `None` once dropped.
-    all: Vec<(u64, Option<Weak<dyn AnyEntry>>)>,
+    /// In ascending order of their places.
+    all: Vec<Known>,
     /// The last place.
     places: u64,
     /// The last place among the candidates; nodes at later places are new.
@@ -65,46 +65,63 @@ struct Nodes {
     tidy_at: usize,
 }
 
+/// A node at its place.
+struct Known {
+    place: u64,
+    /// `None` once it is dropped.
+    node: Option<Weak<dyn AnyEntry>>,
+    /// Whether it is a single number.
+    is_single: bool,
+}
+
+impl Known {
+    fn node(&self) -> Option<Arc<dyn AnyEntry>> {
+        self.node.as_ref()?.upgrade()
+    }
+}
+
 impl Nodes {
-    fn remember(&mut self, node: Weak<dyn AnyEntry>) -> u64 {
+    fn remember(&mut self, node: Weak<dyn AnyEntry>, bytes: u64) -> u64 {
         self.places += 1;
-        self.all.push((self.places, Some(node)));
+        self.all.push(Known {
+            place: self.places,
+            node: Some(node),
+            is_single: bytes <= LARGEST_ELEMENT_BYTES,
+        });
         if self.all.len() > self.tidy_at {
             let is_alive = |node: &Weak<dyn AnyEntry>| node.strong_count() > 0;
             self.all
-                .retain(|(_, node)| node.as_ref().is_some_and(is_alive));
+                .retain(|known| known.node.as_ref().is_some_and(is_alive));
             self.tidy_at = self.all.len() * 3 / 2 + 64;
         }
         self.places
     }
 
     fn forget(&mut self, place: u64) {
-        let Some((last, _)) = self.all.last() else {
+        let Some(last) = self.all.last() else {
             return;
         };
         // Where it is if none of the places after it is missing; it is not before that.
-        let least = (self.all.len() - 1).saturating_sub(last.saturating_sub(place) as usize);
+        let after = last.place.saturating_sub(place) as usize;
+        let least = (self.all.len() - 1).saturating_sub(after);
         let rest = &mut self.all[least..];
-        if rest[0].0 == place {
-            rest[0].1 = None;
-        } else if let Ok(at) = rest.binary_search_by_key(&place, |(place, _)| *place) {
-            rest[at].1 = None;
+        if rest[0].place == place {
+            rest[0].node = None;
+        } else if let Ok(at) = rest.binary_search_by_key(&place, |known| known.place) {
+            rest[at].node = None;
         }
-        while self.all.pop_if(|(_, node)| node.is_none()).is_some() {}
+        while self.all.pop_if(|known| known.node.is_none()).is_some() {}
     }
 
     fn alive(&self) -> impl Iterator<Item = Arc<dyn AnyEntry>> {
-        self.all
-            .iter()
-            .filter_map(|(_, node)| node.as_ref()?.upgrade())
+        self.all.iter().filter_map(Known::node)
     }
 
     /// Starts again without what the optimizer's operations left behind: on ranks that sharded it these have other sizes, and what is evicted in
     /// forward and backward must be the same on all of them.
     fn begin_step(&mut self) {
-        self.all.retain(|(_, node)| {
-            let node = node.as_ref().and_then(Weak::upgrade);
-            let node = node.filter(|node| !node.info().retired);
+        self.all.retain(|known| {
+            let node = known.node().filter(|node| !node.info().retired);
             node.inspect(|node| node.unlist()).is_some()
         });
         self.sorted = 0;
@@ -116,18 +133,18 @@ impl Nodes {
     fn repeat(&mut self, key: u64) -> Option<(Vec<Arc<dyn AnyEntry>>, bool)> {
         let (places, made_room) = self.memo.repeat(key)?;
         let node = |place| {
-            let at = self.all.binary_search_by_key(&place, |(place, _)| *place);
-            self.all[at.ok()?].1.as_ref()?.upgrade()
+            let at = self.all.binary_search_by_key(&place, |known| known.place);
+            self.all[at.ok()?].node()
         };
         Some((places.filter_map(node).collect(), made_room))
     }
 
     /// Adds the new nodes to the candidates.
     fn sort_in(&mut self) {
-        let new = self.all.partition_point(|(place, _)| *place <= self.sorted);
-        for (_, node) in &self.all[new..] {
-            let node = node.as_ref().and_then(Weak::upgrade);
-            if let Some(owner) = node.and_then(AnyEntry::list) {
+        let sorted = |known: &Known| known.place <= self.sorted;
+        let new = self.all.partition_point(sorted);
+        for known in &self.all[new..] {
+            if let Some(owner) = known.node().and_then(AnyEntry::list) {
                 self.candidates.add(owner);
             }
         }
@@ -213,9 +230,12 @@ impl Budget {
 
     /// Drops the recipes of single numbers: a loss that the training loop holds would keep the whole forward pass.
     fn settle_scalars(&self) {
-        for node in self.alive() {
-            let info = node.info();
-            if info.bytes <= LARGEST_ELEMENT_BYTES && info.users > 0 {
+        let nodes = self.nodes.lock();
+        let single = nodes.all.iter().filter(|known| known.is_single);
+        let single: Vec<_> = single.filter_map(Known::node).collect();
+        drop(nodes);
+        for node in single {
+            if node.info().users > 0 {
                 node.settle();
             }
         }
@@ -445,9 +465,9 @@ impl Budget {
         self.expected.lock().get(&key).copied()
     }
 
-    /// Adds a new node. Returns its place.
-    pub fn register(&self, node: Weak<dyn AnyEntry>) -> u64 {
-        self.nodes.lock().remember(node)
+    /// Adds a new node of so many bytes. Returns its place.
+    pub fn register(&self, node: Weak<dyn AnyEntry>, bytes: u64) -> u64 {
+        self.nodes.lock().remember(node, bytes)
     }
 
     /// Removes a node that is being dropped: what refers to it would keep its allocation.

@@ -417,7 +417,7 @@ impl<B: Backend> Call<B> {
             if let Some(owner) = &meta.group {
                 owner.node().state().add_view(&node);
             }
-            let place = budget.register(weak());
+            let place = budget.register(weak(), meta.bytes);
             meta.place.store(place, Ordering::Relaxed);
         }
         Managed::first(Source::new(node))

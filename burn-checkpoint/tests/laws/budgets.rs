@@ -451,3 +451,37 @@ fn a_view_under_another_budget() {
     drop((inner, outer));
     assert_eq!(RematStats::of_thread().live_bytes, 0);
 }
+
+/// The bytes of a gradient count until its last handle is dropped, that of a view too, or its step is over.
+#[test]
+fn gradients_count_until_they_go_or_their_step_ends() {
+    RematStats::reset_thread();
+    let x = Tensor::<Managed, 2>::ones([16, 4], &Default::default()).require_grad();
+    let budget = MemoryBudget::bytes(1 << 20).install();
+    let gradient = || {
+        let grads = x.clone().exp().sum().backward();
+        x.grad(&grads).expect("a gradient")
+    };
+    let (first, bytes) = (gradient(), 16 * 4 * 4);
+    assert_eq!(budget.live_bytes(), bytes);
+    let turned = first.clone().swap_dims(0, 1);
+    let flat = first.clone().reshape([64]);
+    drop(first);
+    assert_eq!(budget.live_bytes(), bytes, "two views of one storage");
+    let copy = turned.clone().reshape([64]);
+    assert_eq!(budget.live_bytes(), 2 * bytes, "a reshape that copies");
+    drop((turned, flat));
+    assert_eq!(budget.live_bytes(), bytes);
+    let sum = copy.clone() + 1.0;
+    assert_eq!(budget.live_bytes(), 2 * bytes, "made of a gradient");
+    budget.step();
+    assert_eq!(budget.live_bytes(), 0);
+    let second = gradient();
+    assert_eq!(budget.live_bytes(), bytes);
+    drop((copy, sum));
+    assert_eq!(budget.live_bytes(), bytes, "of an earlier step");
+    // On another thread they count where they were made.
+    std::thread::spawn(move || drop(second)).join().expect("no panic");
+    assert_eq!(budget.live_bytes(), 0);
+    assert_eq!(RematStats::of_thread().live_bytes, 0);
+}
