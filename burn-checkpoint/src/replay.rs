@@ -216,6 +216,9 @@ struct Planned<B: Backend> {
     found: bool,
 }
 
+/// A plan has room for so many nodes without further allocations.
+const USUAL: usize = 28;
+
 /// A node to run: its index and the part of [`Plan::inputs`] that has those of its inputs.
 type Step = (usize, Range<usize>);
 
@@ -245,12 +248,12 @@ impl<B: Backend> Plan<B> {
             start: Instant::now(),
             target,
             region,
-            nodes: Vec::new(),
-            inputs: Vec::new(),
-            order: Vec::new(),
+            nodes: Vec::with_capacity(USUAL),
+            inputs: Vec::with_capacity(USUAL),
+            order: Vec::with_capacity(USUAL),
             replayed: Replayed::default(),
         };
-        let mut indices = FxHashMap::default();
+        let mut indices = FxHashMap::with_capacity_and_hasher(USUAL, Default::default());
         let mut need = |nodes: &mut Vec<Option<Planned<B>>>, node: &Arc<Node<B>>, uses| {
             let at = *indices.entry(Arc::as_ptr(node)).or_insert(nodes.len());
             if at == nodes.len() {
@@ -268,7 +271,8 @@ impl<B: Backend> Plan<B> {
             at
         };
         let mut siblings = Vec::new();
-        let mut stack = vec![Visit::Enter(need(&mut plan.nodes, &plan.target, 1))];
+        let mut stack = Vec::with_capacity(USUAL);
+        stack.push(Visit::Enter(need(&mut plan.nodes, &plan.target, 1)));
         while let Some(visit) = stack.pop() {
             let at = match visit {
                 Visit::Enter(at) => at,
@@ -290,20 +294,23 @@ impl<B: Backend> Plan<B> {
             let Some(recipe) = recipe else {
                 continue;
             };
-            planned.recipe = Some(recipe.clone());
             let (waiting, begin) = (stack.len(), plan.inputs.len());
+            stack.push(Visit::Leave((at, begin..begin)));
             recipe.inputs(&mut |source| {
                 let input = need(&mut plan.nodes, source.node(), 1);
                 plan.inputs.push(input);
                 stack.push(Visit::Enter(input));
             });
-            stack.insert(waiting, Visit::Leave((at, begin..plan.inputs.len())));
+            stack[waiting] = Visit::Leave((at, begin..plan.inputs.len()));
             // An operation that runs for one of its results returns the others too.
             recipe.siblings(&mut |sibling| siblings.push(sibling));
             for sibling in siblings.drain(..) {
                 if plan.is_wanted(&sibling) {
                     stack.push(Visit::Enter(need(&mut plan.nodes, &sibling, 0)));
                 }
+            }
+            if let Some(planned) = &mut plan.nodes[at] {
+                planned.recipe = Some(recipe);
             }
         }
         plan

@@ -7,7 +7,8 @@ use parking_lot::Mutex;
 use super::limiter::Budget;
 use crate::clock::{Phase, Step};
 
-/// The bytes of a gradient, counted until all handles of it and of its views are dropped, or its step is over.
+/// The bytes of a gradient, counted by the budget that it was made under until all handles of it and of its views are dropped, or its step is
+/// over.
 #[derive(Clone)]
 pub struct Gradient {
     counted: Arc<Counted>,
@@ -28,13 +29,13 @@ impl Gradient {
     /// Counts the bytes of a new storage.
     #[inline]
     pub(crate) fn new(budget: Arc<Budget>, bytes: u64, step: Step, is_contiguous: bool) -> Self {
+        budget.counts.add(bytes);
         let counted = Arc::new(Counted {
             bytes,
             step: step.number,
             retired: budget.gradients.add(bytes),
             budget,
         });
-        counted.budget.counts.add(bytes);
         Self {
             counted,
             is_contiguous,
@@ -102,7 +103,9 @@ impl Gradients {
     fn remove(&self, bytes: u64, retired: u64) -> bool {
         let mut live = self.0.lock();
         let counts = live.retired == retired;
-        live.bytes -= if counts { bytes } else { 0 };
+        if counts {
+            live.bytes -= bytes;
+        }
         counts
     }
 

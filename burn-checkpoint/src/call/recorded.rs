@@ -171,7 +171,7 @@ impl<B: Backend> Call<B> {
         }
         if let Some(gradient) = self.gradient(value) {
             let value = std::mem::replace(value, Value::Absent);
-            return Results::Gradient(value, gradient);
+            return Results::Gradient(Some((value, gradient)));
         }
         let node = self.node(value, recipe, true);
         let meta = &node.meta;
@@ -298,7 +298,10 @@ impl<B: Backend> Call<B> {
     /// Nanoseconds of the operation, whose result has so many elements and bytes; 0 without a budget.
     #[inline]
     fn cost_ns(&self, memory: &MemoryStats, elements: usize, bytes: u64) -> f32 {
-        match (&self.operands.cost, memory.budget().map(|budget| budget.costs())) {
+        match (
+            &self.operands.cost,
+            memory.budget().map(|budget| budget.costs()),
+        ) {
             (Some(cost), Some(Costs::On(device))) => cost.ns_on(device, elements as u64, bytes),
             (Some(cost), _) => cost.ns(elements as u64),
             (None, _) => 0.0,

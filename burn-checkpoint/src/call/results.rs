@@ -1,9 +1,8 @@
 //! Handing out results.
 
-use burn_backend::{Backend, DType, TensorPrimitive};
+use burn_backend::{Backend, DType};
 
 use crate::budget::Gradient;
-use crate::decorator::Remat;
 use crate::handle::{Handle, Managed};
 use crate::kind::{Kind, Value};
 use crate::unwound::Held;
@@ -12,8 +11,7 @@ use crate::unwound::Held;
 pub(crate) enum Results<B: Backend> {
     One(Option<Managed<B>>),
     Many(std::vec::IntoIter<Option<Managed<B>>>),
-    /// Absent once it is handed out.
-    Gradient(Value<B>, Gradient),
+    Gradient(Option<(Value<B>, Gradient)>),
 }
 
 impl<B: Backend> Results<B> {
@@ -26,9 +24,10 @@ impl<B: Backend> Results<B> {
         match self {
             Self::One(result) => result.take().map(Handle::Managed),
             Self::Many(results) => results.next().flatten().map(Handle::Managed),
-            Self::Gradient(value, gradient) => {
-                let tensor = K::unwrap(std::mem::replace(value, Value::Absent))?;
-                Some(Handle::Resident(Held::new(tensor), Some(gradient.clone())))
+            Self::Gradient(result) => {
+                let (value, gradient) = result.take()?;
+                let tensor = Held::new(K::unwrap(value)?);
+                Some(Handle::Resident(tensor, Some(gradient)))
             }
         }
     }
@@ -38,16 +37,12 @@ impl<B: Backend> Results<B> {
         self.next().expect("an operation gives what its row says")
     }
 
-    /// The only result, whose kind is known by now.
-    pub fn tensor(&mut self) -> TensorPrimitive<Remat<B>> {
-        let is_quantized = match self {
+    /// Whether the only result is quantized.
+    pub fn is_quantized(&self) -> bool {
+        match self {
             Self::One(Some(result)) => matches!(result.node().meta.dtype, DType::QFloat(_)),
-            Self::Gradient(value, _) => matches!(value, Value::Quant(_)),
+            Self::Gradient(result) => matches!(result, Some((Value::Quant(_), _))),
             Self::One(None) | Self::Many(_) => false,
-        };
-        match is_quantized {
-            true => TensorPrimitive::QFloat(self.expect()),
-            false => TensorPrimitive::Float(self.expect()),
         }
     }
 }

@@ -97,7 +97,9 @@ macro_rules! show {
         }
     };
     (QuantParams $x:expr, $see:expr) => {
-        burn_decorator::list_qparams!(&$x, |x| x).iter().for_each(|x| x.show($see))
+        burn_decorator::list_qparams!(&$x, |x| x)
+            .iter()
+            .for_each(|x| x.show($see))
     };
     (DeviceRef $x:expr, $see:expr) => {
         ($see)(Argument::To($x))

@@ -13,12 +13,10 @@ use burn_decorator::types::*;
 
 use super::backend::Remat;
 use super::bits;
-use super::operands::{
-    Delivered, by_form, delivered, inner, load, room, save, see, show, sources,
-};
+use super::operands::{Delivered, by_form, delivered, inner, load, room, save, see, show, sources};
 use super::results::{handles, plain, value};
 use crate::again::again;
-use crate::call::{self, Argument, Call};
+use crate::call::{self, Argument, Call, Results};
 use crate::handle::Handle;
 use crate::kind::Value;
 use crate::op::OpInfo;
@@ -26,6 +24,14 @@ use crate::recipe::{OnUse, Saved, SavedValue, operation};
 use crate::request::{self, Request};
 use crate::work::Work;
 use crate::{clock, context};
+
+/// A result that is float or quantized.
+fn tensor<B: Backend>(results: &mut Results<B>) -> TensorPrimitive<Remat<B>> {
+    match results.is_quantized() {
+        true => TensorPrimitive::QFloat(results.expect()),
+        false => TensorPrimitive::Float(results.expect()),
+    }
+}
 
 /// As a recipe keeps an operand that is float or quantized.
 fn save_tensor<B: Backend>(tensor: &TensorPrimitive<Remat<B>>) -> SavedValue<B> {

@@ -57,7 +57,7 @@ macro_rules! value {
 /// Handles of nodes.
 macro_rules! handles {
     (FloatOpt $results:ident) => { $results.next() };
-    (Tensor $results:ident) => { $results.tensor() };
+    (Tensor $results:ident) => { tensor(&mut $results) };
     (($a:tt, $b:tt) $results:ident) => { (handles!($a $results), handles!($b $results)) };
     ({$name:ident $($field:ident: $kind:tt),+} $results:ident) => {
         $name { $($field: handles!($kind $results)),+ }

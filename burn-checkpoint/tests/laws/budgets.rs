@@ -481,7 +481,9 @@ fn gradients_count_until_they_go_or_their_step_ends() {
     drop((copy, sum));
     assert_eq!(budget.live_bytes(), bytes, "of an earlier step");
     // On another thread they count where they were made.
-    std::thread::spawn(move || drop(second)).join().expect("no panic");
+    std::thread::spawn(move || drop(second))
+        .join()
+        .expect("no panic");
     assert_eq!(budget.live_bytes(), 0);
     assert_eq!(RematStats::of_thread().live_bytes, 0);
 }
