@@ -60,7 +60,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     /// Whether an operation could write into the storage. No for a managed tensor: a recipe may need it.
     pub(crate) fn can_mut(&self) -> bool {
         match self {
-            Self::Resident(tensor) => tensor.can_mut(),
+            Self::Resident(tensor, _) => tensor.can_mut(),
             Self::Managed(_) => false,
         }
     }
@@ -71,7 +71,7 @@ impl<B: Backend, K: Kind<B>> TensorMetadata for Handle<B, K> {
     #[inline]
     fn dtype(&self) -> DType {
         match self {
-            Self::Resident(tensor) => tensor.dtype(),
+            Self::Resident(tensor, _) => tensor.dtype(),
             Self::Managed(managed) => managed.node().meta.dtype,
         }
     }
@@ -80,7 +80,7 @@ impl<B: Backend, K: Kind<B>> TensorMetadata for Handle<B, K> {
     #[inline]
     fn shape(&self) -> Shape {
         match self {
-            Self::Resident(tensor) if !context::is_collecting() => tensor.shape(),
+            Self::Resident(tensor, _) if !context::is_collecting() => tensor.shape(),
             _ => self.shape_apart(),
         }
     }
@@ -88,7 +88,7 @@ impl<B: Backend, K: Kind<B>> TensorMetadata for Handle<B, K> {
     #[inline]
     fn rank(&self) -> usize {
         match self {
-            Self::Resident(tensor) => tensor.rank(),
+            Self::Resident(tensor, _) => tensor.rank(),
             Self::Managed(managed) => managed.node().meta.shape.num_dims(),
         }
     }
