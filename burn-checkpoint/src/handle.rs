@@ -21,9 +21,9 @@ use crate::{call, context};
 
 /// A tensor of [`Remat`](crate::Remat): the inner backend's, or a managed one, whose storage may be evicted and brought back.
 pub enum Handle<B: Backend, K: Kind<B>> {
-    /// The inner backend's tensor; a gradient, if a budget counts its bytes.
+    /// The inner backend's tensor, with its mark if it was computed from gradients under a budget.
     Resident(Held<K::Primitive>, Option<Gradient>),
-    /// A tensor that was made in a scope or under a budget.
+    /// A tensor that was made in a scope, or under a budget if it is no gradient.
     Managed(Managed<B>),
 }
 
@@ -169,7 +169,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     /// Whether it is a gradient with a single handle: an intermediate one of autodiff.
     pub(crate) fn is_passing_gradient(&self) -> bool {
         match self {
-            Self::Resident(_, gradient) => gradient.as_ref().is_some_and(Gradient::is_last),
+            Self::Resident(_, gradient) => gradient.as_ref().is_some_and(Gradient::has_one_handle),
             Self::Managed(managed) => {
                 let meta = &managed.node().meta;
                 meta.lineage == Lineage::Gradient && meta.users() == 1
@@ -219,8 +219,9 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
 
     pub(crate) fn save(&self) -> Saved<B, K> {
         Saved::new(match self {
-            Self::Resident(tensor, _) => {
-                SavedValue::Leaf(Box::new(K::wrap(K::Primitive::clone(tensor))))
+            Self::Resident(tensor, gradient) => {
+                let value = K::wrap(K::Primitive::clone(tensor));
+                SavedValue::Leaf(Box::new((value, gradient.clone())))
             }
             Self::Managed(managed) => SavedValue::Node(managed.source()),
         })

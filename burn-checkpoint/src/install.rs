@@ -15,10 +15,11 @@ impl MemoryBudget {
     ///
     /// # Cost
     ///
-    /// Nothing by itself. Every operation of the thread is then recorded: two allocations each, its node and its recipe, and one for each operand that is not managed; its operands
-    /// live as long as its result may be needed. One on gradients takes a single small allocation, for the count of its result's bytes. To make room, the budget examines a few of the tensors that may be evicted, those with the
-    /// least cost for their bytes; [`RematStats::search_time`](crate::RematStats::search_time) is the time of these searches. A step that
-    /// runs the same operations as the one before, with as many live bytes, evicts the same tensors without a search.
+    /// Nothing by itself. Every operation of the thread is then recorded: two allocations each, its node and its recipe, and one for each
+    /// operand that is not managed; its operands live as long as its result may be needed. One on gradients takes a single small allocation,
+    /// for the count of its result's bytes. To make room, the budget examines a few of the tensors that may be evicted, those with the least
+    /// cost for their bytes; [`RematStats::search_time`](crate::RematStats::search_time) is the time of these searches. A step that runs the
+    /// same operations as the one before, with as many live bytes, evicts the same tensors without a search.
     pub fn install(self) -> InstalledBudget {
         let installed = Installed::new(self);
         let ticket = context::install(Some(installed.clone()));

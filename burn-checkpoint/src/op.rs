@@ -5,7 +5,7 @@ use std::fmt;
 use parking_lot::Mutex;
 
 use crate::request::PARAMETER;
-use crate::work::{Rate, Work, any, has};
+use crate::work::{Rate, Work, ends_with};
 
 /// An operation of Burn's backend.
 #[derive(Clone, Copy)]
@@ -36,9 +36,11 @@ impl OpInfo {
             group,
             rate: Rate::of(name, work),
             key: hash(name),
-            reshapes: has(name, "reshape"),
-            writes: has(name, "slice_assign"),
-            keeps_order: any(name, &["reshape", "detach", "set_require_grad"]),
+            reshapes: ends_with(name, "reshape"),
+            writes: ends_with(name, "slice_assign"),
+            keeps_order: ends_with(name, "reshape")
+                || ends_with(name, "detach")
+                || ends_with(name, "set_require_grad"),
         }
     }
 
@@ -117,6 +119,16 @@ pub fn op_table() -> impl Iterator<Item = &'static OpInfo> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A kernel of a user is what its whole name says.
+    #[test]
+    fn a_name_says_what_it_ends_with() {
+        let reshape = OpInfo::custom("patches_reshape", Work::View);
+        assert!(reshape.reshapes && reshape.keeps_order && !reshape.writes);
+        let other = OpInfo::custom("reshape_transposed", Work::View);
+        assert!(!other.reshapes && !other.keeps_order);
+        assert!(!OpInfo::custom("slice_assign_rows", Work::Cheap).writes);
+    }
 
     /// What [`Policy::KeepCompute`](crate::Policy::KeepCompute) keeps: the products of PyTorch's selective activation checkpointing, and no
     /// more, for the tape of a block is mostly the rest.

@@ -10,6 +10,7 @@ use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{Backend, DType, TensorData};
 use burn_decorator::upload;
 
+use crate::budget::Gradient;
 use crate::call;
 use crate::kind::{Float, Kind, Value};
 use crate::node::{InType, Node, Recipe, Source, Storage, take_value};
@@ -160,7 +161,7 @@ where
 /// An operand of any kind as a recipe keeps it.
 pub(crate) enum SavedValue<B: Backend> {
     /// Boxed: most operands are nodes, and a recipe is allocated for each operation.
-    Leaf(Box<Value<B>>),
+    Leaf(Box<(Value<B>, Option<Gradient>)>),
     Node(Source<B>),
     Many(Vec<Self>),
     Absent,
@@ -178,7 +179,7 @@ impl<B: Backend> SavedValue<B> {
     /// The operand, for a recipe that runs: its node is resident.
     pub fn load(&self) -> Value<B> {
         let source = match self {
-            Self::Leaf(value) => return Value::clone(value),
+            Self::Leaf(leaf) => return leaf.0.clone(),
             Self::Node(source) => source,
             Self::Many(xs) => return Value::Many(xs.iter().map(Self::load).collect()),
             Self::Absent => return Value::Absent,

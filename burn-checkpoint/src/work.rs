@@ -145,7 +145,7 @@ const ONE_PASS: &[&str] = &[
 ];
 
 /// Whether a name has any of these parts, at compile time.
-pub(crate) const fn any(name: &str, parts: &[&str]) -> bool {
+const fn any(name: &str, parts: &[&str]) -> bool {
     let mut index = 0;
     while index < parts.len() {
         if has(name, parts[index]) {
@@ -157,20 +157,30 @@ pub(crate) const fn any(name: &str, parts: &[&str]) -> bool {
 }
 
 /// Whether a name has this part, at compile time.
-pub(crate) const fn has(name: &str, part: &str) -> bool {
+const fn has(name: &str, part: &str) -> bool {
     let (name, part) = (name.as_bytes(), part.as_bytes());
     let mut start = 0;
     while start + part.len() <= name.len() {
-        let mut same = 0;
-        while same < part.len() && name[start + same] == part[same] {
-            same += 1;
-        }
-        if same == part.len() {
+        if is_at(name, part, start) {
             return true;
         }
         start += 1;
     }
     false
+}
+
+/// Whether a name ends with this part, at compile time.
+pub(crate) const fn ends_with(name: &str, part: &str) -> bool {
+    let (name, part) = (name.as_bytes(), part.as_bytes());
+    part.len() <= name.len() && is_at(name, part, name.len() - part.len())
+}
+
+const fn is_at(name: &[u8], part: &[u8], start: usize) -> bool {
+    let mut same = 0;
+    while same < part.len() && name[start + same] == part[same] {
+        same += 1;
+    }
+    same == part.len()
 }
 
 /// Nanoseconds of a product: those of its multiplications, or, of a matrix and a vector, those of reading the matrix.

@@ -1,80 +1,120 @@
-//! Gradients. They are not computed again, so they are no nodes: a handle holds the tensor itself, and its budget counts the bytes.
+//! Gradients. They are not computed again, so most are no nodes: a handle has the tensor itself, and the budget counts the bytes.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
 use super::limiter::Budget;
 use crate::clock::{Phase, Step};
 
-/// The bytes of a gradient, counted by the budget that it was made under until all handles of it and of its views are dropped, or its step is
-/// over.
+/// The mark of a tensor that was computed from gradients under a budget: a gradient, and after its step a parameter or state of an optimizer.
+/// The bytes of its storage count until all handles of it and of its views are dropped, or its step is over.
 #[derive(Clone)]
-pub struct Gradient {
-    counted: Arc<Counted>,
-    /// Whether a reshape of it is a view.
-    pub(crate) is_contiguous: bool,
-}
+pub struct Gradient(Arc<Marked>);
 
-struct Counted {
-    bytes: u64,
+struct Marked {
     /// The step in whose backward pass it was made.
     step: u64,
-    /// How often gradients were retired before.
-    retired: u64,
-    budget: Arc<Budget>,
+    /// Whether a reshape of it is a view.
+    is_contiguous: bool,
+    /// How many views of it there are.
+    views: AtomicUsize,
+    storage: Storage,
+}
+
+enum Storage {
+    Own {
+        bytes: u64,
+        /// How often gradients were retired before.
+        retired: u64,
+        budget: Arc<Budget>,
+    },
+    /// That of the tensor that it is a view of.
+    Of(Gradient),
 }
 
 impl Gradient {
     /// Counts the bytes of a new storage.
-    #[inline]
     pub(crate) fn new(budget: Arc<Budget>, bytes: u64, step: Step, is_contiguous: bool) -> Self {
         budget.counts.add(bytes);
-        let counted = Arc::new(Counted {
-            bytes,
+        Self(Arc::new(Marked {
             step: step.number,
-            retired: budget.gradients.add(bytes),
-            budget,
-        });
-        Self {
-            counted,
             is_contiguous,
-        }
+            views: AtomicUsize::new(0),
+            storage: Storage::Own {
+                bytes,
+                retired: budget.gradients.add(bytes),
+                budget,
+            },
+        }))
     }
 
     /// A view of it.
-    #[inline]
     pub(crate) fn view(&self, is_contiguous: bool) -> Self {
-        Self {
-            counted: self.counted.clone(),
+        let owner = match &self.0.storage {
+            Storage::Own { .. } => self,
+            Storage::Of(owner) => owner,
+        };
+        owner.0.views.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::new(Marked {
+            step: self.0.step,
             is_contiguous,
-        }
+            views: AtomicUsize::new(0),
+            storage: Storage::Of(owner.clone()),
+        }))
     }
 
     /// Whether what is computed from it in this step is a gradient too.
     #[inline]
     pub(crate) fn is_of(&self, step: Step) -> bool {
-        step.phase == Phase::Backward && step.number == self.counted.step
+        step.phase == Phase::Backward && step.number == self.0.step
     }
 
-    /// Bytes of its storage.
+    /// Whether a reshape of it is a view.
     #[inline]
-    pub(crate) fn bytes(&self) -> u64 {
-        self.counted.bytes
+    pub(crate) fn is_contiguous(&self) -> bool {
+        self.0.is_contiguous
     }
 
-    /// Whether this is the only handle of its storage.
+    /// Bytes of a storage of its own, else 0.
+    #[inline]
+    pub(crate) fn own_bytes(&self) -> u64 {
+        match &self.0.storage {
+            Storage::Own { bytes, .. } => *bytes,
+            Storage::Of(_) => 0,
+        }
+    }
+
+    /// Whether nothing else refers to it: no handle, no view, no recipe.
     #[inline]
     pub(crate) fn is_last(&self) -> bool {
-        Arc::strong_count(&self.counted) == 1
+        Arc::strong_count(&self.0) == 1
+    }
+
+    /// Whether nothing but views refers to it besides this handle.
+    #[inline]
+    pub(crate) fn has_one_handle(&self) -> bool {
+        Arc::strong_count(&self.0) == 1 + self.0.views.load(Ordering::Relaxed)
     }
 }
 
-impl Drop for Counted {
+impl Drop for Storage {
     #[inline]
     fn drop(&mut self) {
-        if self.budget.gradients.remove(self.bytes, self.retired) {
-            self.budget.counts.remove(self.bytes);
+        match self {
+            Self::Own {
+                bytes,
+                retired,
+                budget,
+            } => {
+                if budget.gradients.remove(*bytes, *retired) {
+                    budget.counts.remove(*bytes);
+                }
+            }
+            Self::Of(owner) => {
+                owner.0.views.fetch_sub(1, Ordering::Relaxed);
+            }
         }
     }
 }
@@ -83,7 +123,7 @@ impl Drop for Counted {
 #[derive(Default)]
 pub(super) struct Gradients(Mutex<Live>);
 
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 struct Live {
     bytes: u64,
     retired: u64,

@@ -43,6 +43,8 @@ pub(crate) struct Budget {
     /// Bytes that were live when nothing more could be evicted.
     stuck: AtomicU64,
     nodes: Mutex<Nodes>,
+    /// The last place.
+    places: AtomicU64,
     /// A hash of the operations of this step.
     program: AtomicU64,
     thrashing: Thrashing,
@@ -55,8 +57,6 @@ pub(crate) struct Budget {
 struct Nodes {
     /// In ascending order of their places.
     all: Vec<Known>,
-    /// The last place.
-    places: u64,
     /// The last place among the candidates; nodes at later places are new.
     sorted: u64,
     candidates: Candidates,
@@ -81,10 +81,9 @@ impl Known {
 }
 
 impl Nodes {
-    fn remember(&mut self, node: Weak<dyn AnyEntry>, bytes: u64) -> u64 {
-        self.places += 1;
+    fn remember(&mut self, place: u64, node: Weak<dyn AnyEntry>, bytes: u64) {
         self.all.push(Known {
-            place: self.places,
+            place,
             node: Some(node),
             is_single: bytes <= LARGEST_ELEMENT_BYTES,
         });
@@ -94,7 +93,6 @@ impl Nodes {
                 .retain(|known| known.node.as_ref().is_some_and(is_alive));
             self.tidy_at = self.all.len() * 3 / 2 + 64;
         }
-        self.places
     }
 
     fn forget(&mut self, place: u64) {
@@ -119,14 +117,14 @@ impl Nodes {
 
     /// Starts again without what the optimizer's operations left behind: on ranks that sharded it these have other sizes, and what is evicted in
     /// forward and backward must be the same on all of them.
-    fn begin_step(&mut self) {
+    fn begin_step(&mut self, last_place: u64) {
         self.all.retain(|known| {
             let node = known.node().filter(|node| !node.info().retired);
             node.inspect(|node| node.unlist()).is_some()
         });
         self.sorted = 0;
         self.candidates.clear();
-        self.memo.begin_step(self.places);
+        self.memo.begin_step(last_place);
     }
 
     /// What the step before has evicted in a search with this key, and whether that made the room.
@@ -140,7 +138,7 @@ impl Nodes {
     }
 
     /// Adds the new nodes to the candidates.
-    fn sort_in(&mut self) {
+    fn sort_in(&mut self, last_place: u64) {
         let sorted = |known: &Known| known.place <= self.sorted;
         let new = self.all.partition_point(sorted);
         for known in &self.all[new..] {
@@ -148,7 +146,7 @@ impl Nodes {
                 self.candidates.add(owner);
             }
         }
-        self.sorted = self.places;
+        self.sorted = last_place;
     }
 }
 
@@ -167,6 +165,7 @@ impl Budget {
             gradients: Gradients::default(),
             stuck: AtomicU64::new(u64::MAX),
             nodes: Mutex::default(),
+            places: AtomicU64::new(0),
             program: AtomicU64::new(0),
             thrashing: Thrashing::default(),
             needs: Needs::default(),
@@ -252,7 +251,8 @@ impl Budget {
         }
         self.stuck.store(u64::MAX, Ordering::Relaxed);
         self.program.store(0, Ordering::Relaxed);
-        self.nodes.lock().begin_step();
+        let last_place = self.places.load(Ordering::Relaxed);
+        self.nodes.lock().begin_step(last_place);
     }
 
     /// A step ends: every live tensor is state. It loses its recipe and is no longer counted.
@@ -335,7 +335,7 @@ impl Budget {
         }
         let mut nodes = self.nodes.lock();
         nodes.memo.differs(goes_on);
-        nodes.sort_in();
+        nodes.sort_in(self.places.load(Ordering::Relaxed));
         let before = nodes.candidates.looks;
         nodes.candidates.begin(now);
         let mut again = true;
@@ -465,9 +465,16 @@ impl Budget {
         self.expected.lock().get(&key).copied()
     }
 
+    /// A new place. A gradient takes one whether it is a node or not: otherwise a rank that records a trace would repeat other evictions.
+    pub fn next_place(&self) -> u64 {
+        self.places.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
     /// Adds a new node of so many bytes. Returns its place.
     pub fn register(&self, node: Weak<dyn AnyEntry>, bytes: u64) -> u64 {
-        self.nodes.lock().remember(node, bytes)
+        let place = self.next_place();
+        self.nodes.lock().remember(place, node, bytes);
+        place
     }
 
     /// Removes a node that is being dropped: what refers to it would keep its allocation.

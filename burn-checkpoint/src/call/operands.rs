@@ -177,16 +177,11 @@ impl<B: Backend> Operands<B> {
         }
         self.order.see(&meta.shape, meta.row_major);
         if self.is_first_of_view() {
-            let copies = self.op.reshapes && !meta.contiguous;
-            self.shares = Some(match &meta.group {
-                _ if copies => Shares::Own,
+            self.share(meta.contiguous, || match &meta.group {
                 Some(group) => Shares::With(group.clone()),
                 None if meta.bytes == 0 => Shares::Leaf,
                 None => Shares::With(source.clone()),
             });
-            if copies && let Some(cost) = &mut self.cost {
-                cost.copies();
-            }
             if may_offload(op_context) {
                 self.viewed = viewed(source, meta, &state);
             }
@@ -220,17 +215,26 @@ impl<B: Backend> Operands<B> {
             self.lineage = Lineage::Gradient;
         }
         if self.is_first_of_view() {
-            let copies = self.op.reshapes && !gradient.is_contiguous;
-            self.shares = Some(match copies {
-                true => Shares::Own,
-                false => Shares::Gradient(gradient.clone()),
+            self.share(gradient.is_contiguous(), || {
+                Shares::Gradient(gradient.clone())
             });
-            if copies && let Some(cost) = &mut self.cost {
-                cost.copies();
+        }
+        let bytes = gradient.own_bytes();
+        self.largest = self.largest.max(bytes);
+        if gradient.is_last() {
+            self.given_up = self.given_up.max(bytes);
+            if self.op.writes {
+                self.written = self.written.max(bytes);
             }
         }
-        if gradient.is_last() && self.op.writes {
-            self.written = self.written.max(gradient.bytes());
+    }
+
+    /// Of a view operation, once its first operand was seen: whose storage the result has.
+    fn share(&mut self, is_contiguous: bool, with: impl FnOnce() -> Shares<B>) {
+        let copies = self.op.reshapes && !is_contiguous;
+        self.shares = Some(if copies { Shares::Own } else { with() });
+        if copies && let Some(cost) = &mut self.cost {
+            cost.copies();
         }
     }
 

@@ -185,18 +185,22 @@ impl<B: Backend> Call<B> {
         Results::One(Some(self.enter(node)))
     }
 
-    /// Counts a result that is a gradient, and so need not be a node; `None` if it has to be one: in a scope, which may move it to the host,
-    /// and where its holder is asked for.
+    /// Counts the only result, if it is a gradient and need not be a node. It has to be one in a scope, which may move it to the host, and where
+    /// it has to be found by its operation: in a trace, and where operations are tried again.
     fn gradient(&mut self, value: &Value<B>) -> Option<Gradient> {
         let step = self.op_context.step?;
-        let is_plain = self.lineage == Lineage::Gradient
-            && self.op_context.region.is_none()
-            && !trace::is_on();
-        if !is_plain || matches!(self.operands.shares, Some(Shares::Leaf | Shares::With(_))) {
+        let is_node = match &self.operands.shares {
+            // A node would not count the storage.
+            Some(Shares::Gradient(_)) => false,
+            Some(Shares::Leaf | Shares::With(_)) => true,
+            None | Some(Shares::Own) => trace::is_on() || self.retrying().is_some(),
+        };
+        if is_node || self.lineage != Lineage::Gradient || self.op_context.region.is_some() {
             return None;
         }
         let memory = self.memory(&value.device().unwrap_or_default());
-        let budget = memory.budget().filter(|budget| !budget.retries())?;
+        let budget = memory.budget()?;
+        budget.next_place();
         let elements = value.shape().num_elements();
         let bytes = bytes(elements, value.dtype());
         self.computed(&memory, self.cost_ns(&memory, elements, bytes), bytes);
@@ -324,7 +328,7 @@ impl<B: Backend> Call<B> {
 
     /// The record of a result. It has one user: the handle that `enter` makes.
     #[inline]
-    fn meta(&mut self, value: &Value<B>, origin: Origin, is_all: bool) -> TensorMeta<B> {
+    fn meta(&mut self, value: &Value<B>, origin: Origin, has_cost: bool) -> TensorMeta<B> {
         let device = value.device().unwrap_or_default();
         let memory = self.memory(&device);
         let shape = value.shape();
@@ -337,7 +341,7 @@ impl<B: Backend> Call<B> {
             Some(Shares::With(source)) => (Some(source.clone()), true),
         };
         let bytes = bytes(elements, dtype);
-        let cost_ns = match is_all {
+        let cost_ns = match has_cost {
             true => self.cost_ns(&memory, elements, bytes),
             false => 0.0,
         };
@@ -381,13 +385,13 @@ impl<B: Backend> Call<B> {
         })
     }
 
-    /// A result, which is all that the operation gives, or a part of it. Built inside its allocation: `Arc::new` would build it on the stack
+    /// The node of a result. It has the operation's cost, or none if it is one of several results. Built inside its allocation: `Arc::new` would build it on the stack
     /// and copy it.
     fn node(
         &mut self,
         value: &mut Value<B>,
         mut recipe: Option<Arc<dyn Recipe<B>>>,
-        is_all: bool,
+        has_cost: bool,
     ) -> Arc<Node<B>> {
         if recipe.is_some() && self.is_kept(value) {
             recipe = None;
@@ -397,7 +401,7 @@ impl<B: Backend> Call<B> {
             None => Origin::Fixed,
         };
         Arc::new_cyclic(|_| {
-            let meta = self.meta(value, origin, is_all);
+            let meta = self.meta(value, origin, has_cost);
             let region = self.op_context.region.clone();
             let storage = Storage::Resident(std::mem::replace(value, Value::Absent));
             let state = State::new(storage, origin, self.op_context.number, region);

@@ -83,9 +83,10 @@ impl<B: Backend> Remat<B> {
         }
         let run = Arc::new(run);
         let mut call = Call::<B>::new(op);
-        call.begin(|see| operands.iter().for_each(|operand| show(operand, see)));
-        let is_recorded = !matches!(op.work, Work::Fixed | Work::Pass) && call.needs_recipe();
-        let mut recipe = is_recorded.then(|| {
+        let comes_back = !matches!(op.work, Work::Fixed | Work::Pass);
+        let seen = if comes_back { &operands[..] } else { &[] };
+        call.begin(|see| seen.iter().for_each(|operand| show(operand, see)));
+        let mut recipe = (comes_back && call.needs_recipe()).then(|| {
             let (again, saved) = (run.clone(), operands.each_ref().map(save));
             operation::<B, _>(move |visit| {
                 if let Some(visit) = visit {

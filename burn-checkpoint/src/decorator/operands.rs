@@ -1,4 +1,4 @@
-//! Operands, by kind: as the inner backend takes them, as a call sees them, and as a recipe keeps, shows and loads them.
+//! Operands, by kind: as the inner backend takes them, as a call sees them, and as a recipe keeps and loads them.
 
 use burn_backend::Backend;
 

@@ -470,7 +470,11 @@ fn gradients_count_until_they_go_or_their_step_ends() {
     assert_eq!(budget.live_bytes(), bytes, "two views of one storage");
     let copy = turned.clone().reshape([64]);
     assert_eq!(budget.live_bytes(), 2 * bytes, "a reshape that copies");
+    let recording = record();
+    let view = turned.clone().swap_dims(0, 1);
     drop((turned, flat));
+    assert_eq!(budget.live_bytes(), 2 * bytes, "a view made in a trace");
+    drop((view, recording));
     assert_eq!(budget.live_bytes(), bytes);
     let sum = copy.clone() + 1.0;
     assert_eq!(budget.live_bytes(), 2 * bytes, "made of a gradient");
@@ -480,10 +484,31 @@ fn gradients_count_until_they_go_or_their_step_ends() {
     assert_eq!(budget.live_bytes(), bytes);
     drop((copy, sum));
     assert_eq!(budget.live_bytes(), bytes, "of an earlier step");
+    // State of an optimizer is written in place by its last user: that gets no recipe, which would keep the old state.
+    budget.step();
+    for state in [second.clone(), second] {
+        evict(&state.mul_scalar(2.0));
+        assert_eq!(RematStats::of_thread().evicted_operations, 1);
+    }
+    let second = gradient();
     // On another thread they count where they were made.
     std::thread::spawn(move || drop(second))
         .join()
         .expect("no panic");
     assert_eq!(budget.live_bytes(), 0);
     assert_eq!(RematStats::of_thread().live_bytes, 0);
+}
+
+/// A gradient of which there is a view is still one that backward works on: the ones of its mean are not the seed of another backward pass.
+#[test]
+fn a_view_of_a_gradient_does_not_hide_it() {
+    let device = Default::default();
+    let leaf = |dims: [usize; 2]| Tensor::<Managed, 2>::ones(dims, &device).require_grad();
+    let (a, w) = (leaf([1, 1]), leaf([1, 1]).reshape([1]));
+    let budget = MemoryBudget::fraction(0.9).expect("a fraction");
+    let budget = budget.install();
+    // Backward begins with what is farthest from the leaves, so the view is made before the mean's ones.
+    let a = a.swap_dims(0, 1).swap_dims(0, 1).reshape([1]);
+    drop((a + w.mean()).backward());
+    assert_eq!(budget.limit_bytes(), [None], "one step, not over yet");
 }

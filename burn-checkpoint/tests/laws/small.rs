@@ -1,7 +1,7 @@
 //! Many small operations under a budget: searches and replays cost in proportion to the operations.
 
 use burn::backend::Autodiff;
-use burn_checkpoint::{MemoryBudget, Remat, RematStats};
+use burn_checkpoint::{MemoryBudget, Remat, RematStats, trace};
 use burn_flex::Flex;
 
 use crate::many::{Ctc, Lstm, Step};
@@ -82,6 +82,19 @@ fn a_step_repeats_the_evictions_of_the_one_before() {
     );
     assert_eq!(counts[4], counts[5]);
     assert_eq!(counts[8], counts[9]);
+    // In a trace gradients are nodes: the evictions are the same, as they have to be on all ranks if one of them records.
+    for traced in [true, false] {
+        let recording = traced.then(trace::record);
+        RematStats::reset_thread();
+        assert_eq!(programs[0].run(), plain[0]);
+        let stats = RematStats::of_thread();
+        assert_eq!(stats.searched_tensors, 0, "{traced}");
+        assert_eq!(
+            (stats.evicted_operations, stats.replayed_operations),
+            counts[9]
+        );
+        drop(recording);
+    }
 }
 
 /// A limit that no step can keep, and that would have every operation of backward replay all of forward.
