@@ -50,8 +50,6 @@ struct Context {
     budgets: Stack<Option<Arc<Installed>>>,
     /// The process's budget, in force if the thread has none of its own.
     of_process: Option<Arc<Installed>>,
-    /// Whether a budget is in force.
-    is_limited: bool,
     step: Step,
     /// The counters of new tensors, one entry for each device.
     counters: Vec<Arc<MemoryStats>>,
@@ -68,7 +66,6 @@ impl Context {
             frames: Vec::new(),
             budgets: Stack::new(),
             of_process: None,
-            is_limited: false,
             step: Step::FIRST,
             counters: Vec::new(),
             counts: None,
@@ -108,9 +105,8 @@ impl Context {
         self.update();
     }
 
-    fn update(&mut self) {
-        self.is_limited = self.budget().is_some();
-        RECORDS.set(!self.frames.is_empty() || self.is_limited);
+    fn update(&self) {
+        RECORDS.set(!self.frames.is_empty() || self.budget().is_some());
     }
 }
 
@@ -131,7 +127,8 @@ pub fn recorder() -> Recorder {
     if !records() {
         return Recorder::None;
     }
-    match CONTEXT.with_borrow(|context| context.is_limited) {
+    let budget = CONTEXT.with_borrow(|context| context.budget().is_some());
+    match budget {
         true => Recorder::Budget,
         false => Recorder::Scope,
     }
@@ -207,13 +204,14 @@ pub(crate) struct OpContext {
 pub(crate) fn tick(op: &OpInfo) -> OpContext {
     CONTEXT.with_borrow_mut(|context| {
         context.met = true;
+        let budget = context.budget();
         let region = context.frames.last().map(|frame| &frame.region);
         OpContext {
             number: clock::tick(),
             keeps: region.is_some_and(|region| region.policy.keeps(op)),
             call: region.map_or(0, |region| region.call(op)),
             region: region.cloned(),
-            step: context.is_limited.then_some(context.step),
+            step: budget.map(|_| context.step),
         }
     })
 }

@@ -120,7 +120,7 @@ pub fn op_table() -> impl Iterator<Item = &'static OpInfo> {
 mod tests {
     use super::*;
 
-    /// A kernel of a user is what its whole name says.
+    /// A reshape and an assignment are known by the end of the name: the same word in front means nothing.
     #[test]
     fn a_name_says_what_it_ends_with() {
         let reshape = OpInfo::custom("patches_reshape", Work::View);

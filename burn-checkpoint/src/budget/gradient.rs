@@ -20,18 +20,19 @@ struct Marked {
     is_contiguous: bool,
     /// How many views of it there are.
     views: AtomicUsize,
-    storage: Storage,
+    counted: Counted,
 }
 
-enum Storage {
-    Own {
+/// Where the bytes of a storage are counted.
+enum Counted {
+    Here {
         bytes: u64,
         /// How often gradients were retired before.
         retired: u64,
         budget: Arc<Budget>,
     },
-    /// That of the tensor that it is a view of.
-    Of(Gradient),
+    /// By the tensor that this is a view of.
+    By(Gradient),
 }
 
 impl Gradient {
@@ -42,7 +43,7 @@ impl Gradient {
             step: step.number,
             is_contiguous,
             views: AtomicUsize::new(0),
-            storage: Storage::Own {
+            counted: Counted::Here {
                 bytes,
                 retired: budget.gradients.add(bytes),
                 budget,
@@ -52,16 +53,16 @@ impl Gradient {
 
     /// A view of it.
     pub(crate) fn view(&self, is_contiguous: bool) -> Self {
-        let owner = match &self.0.storage {
-            Storage::Own { .. } => self,
-            Storage::Of(owner) => owner,
+        let owner = match &self.0.counted {
+            Counted::Here { .. } => self,
+            Counted::By(owner) => owner,
         };
         owner.0.views.fetch_add(1, Ordering::Relaxed);
         Self(Arc::new(Marked {
             step: self.0.step,
             is_contiguous,
             views: AtomicUsize::new(0),
-            storage: Storage::Of(owner.clone()),
+            counted: Counted::By(owner.clone()),
         }))
     }
 
@@ -80,9 +81,9 @@ impl Gradient {
     /// Bytes of a storage of its own, else 0.
     #[inline]
     pub(crate) fn own_bytes(&self) -> u64 {
-        match &self.0.storage {
-            Storage::Own { bytes, .. } => *bytes,
-            Storage::Of(_) => 0,
+        match &self.0.counted {
+            Counted::Here { bytes, .. } => *bytes,
+            Counted::By(_) => 0,
         }
     }
 
@@ -99,11 +100,11 @@ impl Gradient {
     }
 }
 
-impl Drop for Storage {
+impl Drop for Counted {
     #[inline]
     fn drop(&mut self) {
         match self {
-            Self::Own {
+            Self::Here {
                 bytes,
                 retired,
                 budget,
@@ -112,7 +113,7 @@ impl Drop for Storage {
                     budget.counts.remove(*bytes);
                 }
             }
-            Self::Of(owner) => {
+            Self::By(owner) => {
                 owner.0.views.fetch_sub(1, Ordering::Relaxed);
             }
         }

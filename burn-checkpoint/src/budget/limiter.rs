@@ -43,7 +43,7 @@ pub(crate) struct Budget {
     /// Bytes that were live when nothing more could be evicted.
     stuck: AtomicU64,
     nodes: Mutex<Nodes>,
-    /// The last place.
+    /// The last place that was given.
     places: AtomicU64,
     /// A hash of the operations of this step.
     program: AtomicU64,
@@ -99,7 +99,7 @@ impl Nodes {
         let Some(last) = self.all.last() else {
             return;
         };
-        // Where it is if none of the places after it is missing; it is not before that.
+        // The index is this one if no place after it is missing, and larger if some are.
         let after = last.place.saturating_sub(place) as usize;
         let least = (self.all.len() - 1).saturating_sub(after);
         let rest = &mut self.all[least..];
@@ -138,7 +138,7 @@ impl Nodes {
     }
 
     /// Adds the new nodes to the candidates.
-    fn sort_in(&mut self, last_place: u64) {
+    fn sort_in(&mut self) {
         let sorted = |known: &Known| known.place <= self.sorted;
         let new = self.all.partition_point(sorted);
         for known in &self.all[new..] {
@@ -146,7 +146,7 @@ impl Nodes {
                 self.candidates.add(owner);
             }
         }
-        self.sorted = last_place;
+        self.sorted = self.all.last().map_or(self.sorted, |known| known.place);
     }
 }
 
@@ -335,7 +335,7 @@ impl Budget {
         }
         let mut nodes = self.nodes.lock();
         nodes.memo.differs(goes_on);
-        nodes.sort_in(self.places.load(Ordering::Relaxed));
+        nodes.sort_in();
         let before = nodes.candidates.looks;
         nodes.candidates.begin(now);
         let mut again = true;
@@ -365,6 +365,7 @@ impl Budget {
         (fits(), nodes.candidates.looks - before)
     }
 
+    /// What the operation under way needs, which is about to make so many bytes.
     fn need(&self, alive: &[Arc<dyn AnyEntry>], op: &'static str, bytes: u64) -> Need {
         let mut need = Need::of(alive, clock::now(), op, bytes);
         need.gradients_bytes += self.gradients.bytes();

@@ -24,7 +24,7 @@ use crate::work::Work;
 pub(crate) enum Argument<'a, B: Backend> {
     /// A managed tensor.
     Node(&'a Source<B>),
-    /// Another tensor: its shape and type, and where it is.
+    /// Another tensor: its shape and type, where it is, and its mark if it is a gradient.
     Leaf(
         &'a dyn Fn() -> (Shape, DType, Device<B>),
         Option<&'a Gradient>,

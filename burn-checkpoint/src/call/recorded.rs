@@ -385,8 +385,8 @@ impl<B: Backend> Call<B> {
         })
     }
 
-    /// The node of a result. It has the operation's cost, or none if it is one of several results. Built inside its allocation: `Arc::new` would build it on the stack
-    /// and copy it.
+    /// The node of a result. It has the operation's cost, or none if it is one of several results. Built inside its allocation: `Arc::new` would
+    /// build it on the stack and copy it.
     fn node(
         &mut self,
         value: &mut Value<B>,
