@@ -84,18 +84,8 @@ pub(crate) enum Lineage {
     Gradient,
 }
 
-/// Whether only forward passes run an operation, on activations and parameters.
-pub(crate) fn is_forward_only(op: &OpInfo) -> bool {
-    matches!(op.group, "ModuleOps" | "ActivationOps") && !is_backward_only(op)
-}
-
 /// Whether an operation is the product of a layer: linear, convolutions, attention. A backward pass runs one only on gradients; what
 /// autodiff itself computes again is cheaper.
 pub(crate) fn is_layer(op: &OpInfo) -> bool {
-    op.work == Work::Compute && is_forward_only(op)
-}
-
-/// Whether an operation computes gradients.
-pub(crate) fn is_backward_only(op: &OpInfo) -> bool {
-    op.name.ends_with("_backward")
+    op.work == Work::Compute && op.is_forward_only
 }

@@ -1,11 +1,12 @@
 //! What an operation costs, and the key by which the size of its result is remembered.
 
+use std::cell::RefCell;
 use std::fmt::{Debug, Write};
 use std::hash::{Hash, Hasher};
 
 use burn_backend::{DType, Shape};
 use burn_decorator::profile::{DeviceProfile, KernelWork};
-use rustc_hash::FxHasher;
+use rustc_hash::{FxBuildHasher, FxHashMap, FxHasher};
 
 use crate::op::OpInfo;
 use crate::products::{Operand, multiplications};
@@ -62,9 +63,34 @@ pub(crate) struct OpCost {
     pub expected: Option<u64>,
 }
 
-/// The key by which the size of results is remembered.
+/// The key by which a thread remembers the size of an operation's result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ResultKey(pub u64);
+
+/// How many sizes are remembered: some 100 KiB.
+const EXPECTED: usize = 8192;
+
+thread_local! {
+    static SIZES: RefCell<FxHashMap<ResultKey, u64>> = const { RefCell::new(FxHashMap::with_hasher(FxBuildHasher)) };
+}
+
+impl ResultKey {
+    /// Remembers how many bytes the result has.
+    pub fn expect(self, bytes: u64) {
+        SIZES.with_borrow_mut(|sizes| {
+            if sizes.len() >= EXPECTED {
+                // Shapes vary from step to step: later steps have other ones.
+                sizes.clear();
+            }
+            sizes.insert(self, bytes);
+        });
+    }
+
+    /// How many bytes the result had last time.
+    pub fn expected(self) -> Option<u64> {
+        SIZES.with_borrow(|sizes| sizes.get(&self).copied())
+    }
+}
 
 impl OpInfo {
     /// Nanoseconds that a [`MemoryBudget`](crate::MemoryBudget) takes this operation to cost on operands of these shapes. Only
@@ -248,6 +274,16 @@ mod tests {
             assert!((ratio - 1.0).abs() < 1e-3, "{dtype:?}: {ratio}");
         }
         assert_eq!(ns(16, DType::F32), 5000.0, "a launch");
+    }
+
+    #[test]
+    fn few_sizes_are_remembered_where_shapes_vary() {
+        for elements in 0..3 * EXPECTED {
+            let key = cast(elements, DType::F32, DType::F16);
+            key.expect(1);
+            assert_eq!(key.expected(), Some(1));
+        }
+        assert!(SIZES.with_borrow(FxHashMap::len) <= EXPECTED);
     }
 
     #[test]

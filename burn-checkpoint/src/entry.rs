@@ -71,8 +71,8 @@ pub(crate) struct NodeInfo {
     pub retired: bool,
     pub op: &'static OpInfo,
     pub lineage: Lineage,
-    /// Its place among the nodes of its budget.
-    pub place: u64,
+    /// Its number on the thread that made it.
+    pub id: u64,
 }
 
 /// The resident tensors with one storage, which is freed when all of them are evicted.

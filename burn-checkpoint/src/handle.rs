@@ -8,10 +8,10 @@ use std::thread::panicking;
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, Shape, TensorData, TensorMetadata};
 
-use crate::budget::Gradient;
 use crate::call::Argument;
 use crate::clock::Lineage;
 use crate::entry::Origin;
+use crate::gradient::Gradient;
 use crate::kind::{Kind, Value};
 use crate::node::{Node, Source, State, Storage, take_value, vacate};
 use crate::recipe::{Saved, SavedValue};
@@ -104,7 +104,8 @@ impl<B: Backend> Drop for Managed<B> {
         unwound::free();
         let node = self.node();
         let meta = &node.meta;
-        if meta.users.fetch_sub(1, Ordering::AcqRel) != 1 {
+        // With the last reference of all the node itself is dropped, and its storage with it.
+        if meta.users.fetch_sub(1, Ordering::AcqRel) != 1 || Arc::strong_count(node) == 1 {
             return;
         }
         let mut state = node.state();

@@ -72,7 +72,7 @@
 //! | region | `policy`, `region` | what a scope does with its tensors; a scope as its tensors refer to it |
 //! | entry | `entry`, `tiny` | a node as scopes and budgets see it, of any backend |
 //! | budget | `budget` | what is evicted when memory is short |
-//! | memory | `prefetch`, `download`, `host_copy`, `memory` | host copies, how they are read and their order; a device's counters, with the budget that they are under |
+//! | memory | `prefetch`, `download`, `host_copy`, `memory`, `gradient` | host copies, how they are read and their order; a device's counters, with the budget that they are under; the mark of a gradient, whose bytes these count |
 //! | node | `node`, `recipe` | meta, storage and recipe of a managed tensor |
 //! | replay | `replay`, `recorded` | bringing a node back; the node with its recipe |
 //! | context | `context`, `install` | a thread's open scopes, budget in force (its own or the process's), counters |
@@ -93,6 +93,7 @@ mod download;
 mod entry;
 mod error;
 mod fused;
+mod gradient;
 mod handle;
 mod host_copy;
 mod install;
@@ -126,7 +127,7 @@ mod unwound;
 mod verify;
 mod work;
 
-pub use budget::{Gradient, MemoryBudget};
+pub use budget::MemoryBudget;
 pub use burn_decorator::profile::DeviceProfile;
 pub use chain::{checkpoint_chain, checkpoint_sequential, profile_chain, profile_tail};
 pub use context::{Recorder, recorder};
@@ -135,6 +136,7 @@ pub use delivered::{delivered, delivered_in_types, is_delivered};
 pub use download::ReadsInPlace;
 pub use error::{Need, OpResult, RematError};
 pub use fused::{AutodiffTensor, FusedBackward, Tape};
+pub use gradient::Gradient;
 pub use handle::{Handle, Managed};
 pub use install::{InstalledBudget, ProcessBudget, end_step};
 pub use linear_cross_entropy::{

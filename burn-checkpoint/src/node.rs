@@ -199,8 +199,6 @@ pub(crate) struct TensorMeta<B: Backend> {
     pub search: AtomicU64,
     /// Whether its bytes are no longer counted.
     pub retired: AtomicBool,
-    /// Its place among the nodes of its budget, from 1; 0 if it has none.
-    pub place: AtomicU64,
     /// How many handles there are; recipes are not counted.
     pub users: AtomicU32,
     pub memory: Arc<MemoryStats>,
@@ -247,7 +245,6 @@ impl<B: Backend> TensorMeta<B> {
             listed: AtomicBool::new(false),
             search: AtomicU64::new(0),
             retired: AtomicBool::new(false),
-            place: AtomicU64::new(0),
             users: AtomicU32::new(0),
             memory,
             cost_ns: 0.0,

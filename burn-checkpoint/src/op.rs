@@ -20,6 +20,10 @@ pub struct OpInfo {
     pub(crate) rate: Rate,
     /// The name's hash, computed at compile time.
     pub(crate) key: u64,
+    /// Whether only forward passes run it, on activations and parameters.
+    pub(crate) is_forward_only: bool,
+    /// Whether it computes gradients.
+    pub(crate) is_backward_only: bool,
     /// Whether it is a reshape.
     pub(crate) reshapes: bool,
     /// Whether it writes into its operand if it can: an assignment to a slice.
@@ -30,12 +34,16 @@ pub struct OpInfo {
 
 impl OpInfo {
     pub(crate) const fn new(name: &'static str, work: Work, group: &'static str) -> Self {
+        let is_backward_only = ends_with(name, "_backward");
+        let is_of_modules = same(group, "ModuleOps") || same(group, "ActivationOps");
         Self {
             name,
             work,
             group,
             rate: Rate::of(name, work),
             key: hash(name),
+            is_forward_only: is_of_modules && !is_backward_only,
+            is_backward_only,
             reshapes: ends_with(name, "reshape"),
             writes: ends_with(name, "slice_assign"),
             keeps_order: ends_with(name, "reshape")
@@ -61,6 +69,11 @@ impl OpInfo {
     pub const fn custom(name: &'static str, work: Work) -> Self {
         Self::new(name, work, "custom")
     }
+}
+
+/// Whether two texts are the same, at compile time.
+const fn same(a: &str, b: &str) -> bool {
+    a.len() == b.len() && ends_with(a, b)
 }
 
 /// FNV-1a.

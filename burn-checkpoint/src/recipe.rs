@@ -10,8 +10,8 @@ use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{Backend, DType, TensorData};
 use burn_decorator::upload;
 
-use crate::budget::Gradient;
 use crate::call;
+use crate::gradient::Gradient;
 use crate::kind::{Float, Kind, Value};
 use crate::node::{InType, Node, Recipe, Source, Storage, take_value};
 use crate::op::OpInfo;

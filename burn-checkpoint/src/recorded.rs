@@ -24,11 +24,8 @@ impl<B: Backend> Drop for Node<B> {
         if let Storage::Host(copy) = &state.storage {
             self.meta.memory.prefetch.forget(copy.position);
         }
-        let place = *self.meta.place.get_mut();
-        if let Some(budget) = self.meta.memory.budget()
-            && place > 0
-        {
-            budget.forget(place);
+        if let Some(budget) = self.meta.memory.budget() {
+            budget.forget(self.meta.id);
         }
     }
 }
@@ -61,7 +58,7 @@ impl<B: Backend> AnyEntry for Node<B> {
             retired: owner.retired.load(Ordering::Acquire),
             op: self.meta.op,
             lineage: self.meta.lineage,
-            place: self.meta.place.load(Ordering::Relaxed),
+            id: self.meta.id,
         }
     }
 

@@ -57,10 +57,6 @@ impl<B: Backend> Locked<B> {
         state.locks += 1;
         self.0.push(node.clone());
     }
-
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
 }
 
 impl<B: Backend> Drop for Locked<B> {

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::candidates::Candidates;
-use super::gradient::Gradients;
+use super::gradients::Gradients;
 use super::memo::Memo;
 use super::need::Needs;
 use super::settings::{LimitSetting, MemoryBudget, Overflow};
@@ -24,9 +24,6 @@ use crate::stats::Counts;
 /// After a search that found too little to evict, the next one waits until live bytes have grown by one part in so many.
 const CHANGED: u64 = 64;
 
-/// How many result sizes are remembered: some 100 KiB.
-const EXPECTED: usize = 8192;
-
 /// Bytes of an f64.
 const LARGEST_ELEMENT_BYTES: u64 = 8;
 
@@ -38,26 +35,23 @@ pub(crate) struct Budget {
     limit: AtomicU64,
     /// Whether the backward pass of the step under way has begun.
     differentiated: AtomicBool,
-    pub(super) counts: Arc<Counts>,
-    pub(super) gradients: Gradients,
+    counts: Arc<Counts>,
+    pub gradients: Gradients,
     /// Bytes that were live when nothing more could be evicted.
     stuck: AtomicU64,
     nodes: Mutex<Nodes>,
-    /// The last place that was given.
-    places: AtomicU64,
     /// A hash of the operations of this step.
     program: AtomicU64,
     thrashing: Thrashing,
     needs: Needs,
-    expected: Mutex<FxHashMap<ResultKey, u64>>,
 }
 
 /// The nodes that a budget knows.
 #[derive(Default)]
 struct Nodes {
-    /// In ascending order of their places.
+    /// In ascending order of their numbers: those of one thread, whose budget it is.
     all: Vec<Known>,
-    /// The last place among the candidates; nodes at later places are new.
+    /// The last number among the candidates; later nodes are new.
     sorted: u64,
     candidates: Candidates,
     memo: Memo,
@@ -65,9 +59,9 @@ struct Nodes {
     tidy_at: usize,
 }
 
-/// A node at its place.
+/// A node that a budget knows.
 struct Known {
-    place: u64,
+    id: u64,
     /// `None` once it is dropped.
     node: Option<Weak<dyn AnyEntry>>,
     /// Whether it is a single number.
@@ -81,9 +75,10 @@ impl Known {
 }
 
 impl Nodes {
-    fn remember(&mut self, place: u64, node: Weak<dyn AnyEntry>, bytes: u64) {
+    fn remember(&mut self, id: u64, node: Weak<dyn AnyEntry>, bytes: u64) {
+        debug_assert!(self.all.last().is_none_or(|last| last.id < id));
         self.all.push(Known {
-            place,
+            id,
             node: Some(node),
             is_single: bytes <= LARGEST_ELEMENT_BYTES,
         });
@@ -95,17 +90,17 @@ impl Nodes {
         }
     }
 
-    fn forget(&mut self, place: u64) {
+    fn forget(&mut self, id: u64) {
         let Some(last) = self.all.last() else {
             return;
         };
-        // The index is this one if no place after it is missing, and larger if some are.
-        let after = last.place.saturating_sub(place) as usize;
+        // The index is this one if no number after it is missing, and larger if some are.
+        let after = last.id.saturating_sub(id) as usize;
         let least = (self.all.len() - 1).saturating_sub(after);
         let rest = &mut self.all[least..];
-        if rest[0].place == place {
+        if rest[0].id == id {
             rest[0].node = None;
-        } else if let Ok(at) = rest.binary_search_by_key(&place, |known| known.place) {
+        } else if let Ok(at) = rest.binary_search_by_key(&id, |known| known.id) {
             rest[at].node = None;
         }
         while self.all.pop_if(|known| known.node.is_none()).is_some() {}
@@ -117,36 +112,36 @@ impl Nodes {
 
     /// Starts again without what the optimizer's operations left behind: on ranks that sharded it these have other sizes, and what is evicted in
     /// forward and backward must be the same on all of them.
-    fn begin_step(&mut self, last_place: u64) {
+    fn begin_step(&mut self) {
         self.all.retain(|known| {
             let node = known.node().filter(|node| !node.info().retired);
             node.inspect(|node| node.unlist()).is_some()
         });
         self.sorted = 0;
         self.candidates.clear();
-        self.memo.begin_step(last_place);
+        self.memo.begin_step(clock::now());
     }
 
     /// What the step before has evicted in a search with this key, and whether that made the room.
     fn repeat(&mut self, key: u64) -> Option<(Vec<Arc<dyn AnyEntry>>, bool)> {
-        let (places, made_room) = self.memo.repeat(key)?;
-        let node = |place| {
-            let at = self.all.binary_search_by_key(&place, |known| known.place);
+        let (ids, made_room) = self.memo.repeat(key)?;
+        let node = |id| {
+            let at = self.all.binary_search_by_key(&id, |known| known.id);
             self.all[at.ok()?].node()
         };
-        Some((places.filter_map(node).collect(), made_room))
+        Some((ids.filter_map(node).collect(), made_room))
     }
 
     /// Adds the new nodes to the candidates.
     fn sort_in(&mut self) {
-        let sorted = |known: &Known| known.place <= self.sorted;
+        let sorted = |known: &Known| known.id <= self.sorted;
         let new = self.all.partition_point(sorted);
         for known in &self.all[new..] {
             if let Some(owner) = known.node().and_then(AnyEntry::list) {
                 self.candidates.add(owner);
             }
         }
-        self.sorted = self.all.last().map_or(self.sorted, |known| known.place);
+        self.sorted = self.all.last().map_or(self.sorted, |known| known.id);
     }
 }
 
@@ -165,11 +160,9 @@ impl Budget {
             gradients: Gradients::default(),
             stuck: AtomicU64::new(u64::MAX),
             nodes: Mutex::default(),
-            places: AtomicU64::new(0),
             program: AtomicU64::new(0),
             thrashing: Thrashing::default(),
             needs: Needs::default(),
-            expected: Mutex::default(),
         }
     }
 
@@ -251,8 +244,7 @@ impl Budget {
         }
         self.stuck.store(u64::MAX, Ordering::Relaxed);
         self.program.store(0, Ordering::Relaxed);
-        let last_place = self.places.load(Ordering::Relaxed);
-        self.nodes.lock().begin_step(last_place);
+        self.nodes.lock().begin_step();
     }
 
     /// A step ends: every live tensor is state. It loses its recipe and is no longer counted.
@@ -352,7 +344,7 @@ impl Budget {
             nodes = self.nodes.lock();
             for member in group.members {
                 let info = member.info();
-                nodes.memo.evicts(info.place);
+                nodes.memo.evicts(info.id);
                 // One that another thread began to use meanwhile stays a candidate.
                 if info.resident
                     && let Some(owner) = member.list()
@@ -451,38 +443,16 @@ impl Budget {
         self.thrashing.computed(cost_ns);
     }
 
-    /// Remembers the size of an operation's result.
-    pub fn expect(&self, key: ResultKey, bytes: u64) {
-        let mut expected = self.expected.lock();
-        if expected.len() >= EXPECTED {
-            // Shapes vary from step to step: later steps have other ones.
-            expected.clear();
-        }
-        expected.insert(key, bytes);
-    }
-
-    /// The size that an operation's result had last time.
-    pub fn expected(&self, key: ResultKey) -> Option<u64> {
-        self.expected.lock().get(&key).copied()
-    }
-
-    /// A new place. A gradient takes one whether it is a node or not: otherwise a rank that records a trace would repeat other evictions.
-    pub fn next_place(&self) -> u64 {
-        self.places.fetch_add(1, Ordering::Relaxed) + 1
-    }
-
-    /// Adds a new node of so many bytes. Returns its place.
-    pub fn register(&self, node: Weak<dyn AnyEntry>, bytes: u64) -> u64 {
-        let place = self.next_place();
-        self.nodes.lock().remember(place, node, bytes);
-        place
+    /// Adds a new node of so many bytes.
+    pub fn register(&self, id: u64, node: Weak<dyn AnyEntry>, bytes: u64) {
+        self.nodes.lock().remember(id, node, bytes);
     }
 
     /// Removes a node that is being dropped: what refers to it would keep its allocation.
-    pub fn forget(&self, place: u64) {
+    pub fn forget(&self, id: u64) {
         // A search may be what drops the node.
         if let Some(mut nodes) = self.nodes.try_lock() {
-            nodes.forget(place);
+            nodes.forget(id);
         }
     }
 
@@ -516,24 +486,4 @@ fn evict(node: Arc<dyn AnyEntry>) {
 /// Adds a number to a hash.
 fn mix(hash: u64, number: u64) -> u64 {
     (hash.rotate_left(5) ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cost::OpCost;
-    use crate::op::op_table;
-
-    #[test]
-    fn few_sizes_are_remembered_where_shapes_vary() {
-        let budget = Budget::new(MemoryBudget::bytes(1), Arc::default());
-        let op = op_table().find(|op| op.name == "float_exp").expect("a row");
-        for elements in 0..3 * EXPECTED {
-            let mut cost = OpCost::new(op);
-            cost.operand(&[elements].into(), burn_backend::DType::F32);
-            budget.expect(cost.key(), 1);
-            assert_eq!(budget.expected(cost.key()), Some(1));
-        }
-        assert!(budget.expected.lock().len() <= EXPECTED);
-    }
 }

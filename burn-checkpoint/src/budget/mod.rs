@@ -3,12 +3,12 @@
 //! - `settings.rs`: the user's settings.
 //! - `limiter.rs`: counts bytes and decides when to evict.
 //! - `candidates.rs`: what may be evicted, cheapest first; `replay_cost.rs`: what replaying a tensor costs with the evicted ones before it.
-//! - `gradient.rs`: the bytes of gradients, which are not evicted.
+//! - `gradients.rs`: the bytes of gradients, which are not evicted.
 //! - `memo.rs`: the evictions of the last step, which this one repeats.
 //! - `need.rs`: which limit is too small for a step; `thrashing.rs`: which one costs too much time.
 
 mod candidates;
-mod gradient;
+mod gradients;
 mod limiter;
 mod memo;
 mod need;
@@ -16,6 +16,5 @@ mod replay_cost;
 mod settings;
 mod thrashing;
 
-pub use gradient::Gradient;
 pub(crate) use limiter::Budget;
 pub use settings::MemoryBudget;

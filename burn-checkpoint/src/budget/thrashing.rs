@@ -1,6 +1,6 @@
 //! Noticing that a step spends more on its budget than it computes.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -22,68 +22,76 @@ const ENDLESS_NS: f64 = 1e8;
 /// training loop reports its end, or when the budget ends.
 #[derive(Default)]
 pub(super) struct Thrashing {
-    work: Mutex<Work>,
+    /// Estimated nanoseconds of the operations of the step under way. Only the thread whose budget it is adds to them.
+    computed_ns: AtomicU64,
+    waste: Mutex<Waste>,
     said: AtomicBool,
 }
 
-/// Work of a step under way, in estimated nanoseconds.
+/// What a step under way does for its budget alone, in estimated nanoseconds.
 #[derive(Clone, Copy, Default)]
-struct Work {
-    computed_ns: f64,
-    /// What was replayed, and what searching for something to evict took.
-    wasted_ns: f64,
-    /// The waste at which the limit was raised last.
-    raised_for_ns: f64,
+struct Waste {
+    /// Replays, and searches for something to evict.
+    ns: f64,
+    /// At which the limit was raised last.
+    raised_at_ns: f64,
 }
 
 impl Thrashing {
     /// Counts work.
+    #[inline]
     pub fn computed(&self, cost_ns: f32) {
-        self.work.lock().computed_ns += f64::from(cost_ns);
+        let computed_ns = self.computed_ns.load(Ordering::Relaxed);
+        self.computed_ns
+            .store(computed_ns + cost_ns as u64, Ordering::Relaxed);
+    }
+
+    fn computed_ns(&self) -> f64 {
+        self.computed_ns.load(Ordering::Relaxed) as f64
     }
 
     /// Counts work that was done once more.
     pub fn replayed(&self, cost_ns: f32) {
-        self.work.lock().wasted_ns += f64::from(cost_ns);
+        self.waste.lock().ns += f64::from(cost_ns);
     }
 
     /// Counts a search, and warns if the step spends far more on replays and searches than on its work.
     pub fn searched(&self, tensors: u64, limit: u64) {
-        let mut work = self.work.lock();
-        work.wasted_ns += LOOK_NS * tensors as f64;
-        if work.wasted_ns > CERTAIN * work.computed_ns {
-            self.say(*work, limit);
+        let mut waste = self.waste.lock();
+        waste.ns += LOOK_NS * tensors as f64;
+        if waste.ns > CERTAIN * self.computed_ns() {
+            self.say(waste.ns, limit);
         }
     }
 
     /// Whether the step has wasted so much, since this last returned true, that it would hardly end.
     pub fn is_endless(&self) -> bool {
-        let mut work = self.work.lock();
-        let least_ns = ENDLESS_NS.max(ENDLESS * work.computed_ns);
-        let endless = work.wasted_ns - work.raised_for_ns > least_ns;
+        let mut waste = self.waste.lock();
+        let endless = waste.ns - waste.raised_at_ns > ENDLESS_NS.max(ENDLESS * self.computed_ns());
         if endless {
-            work.raised_for_ns = work.wasted_ns;
+            waste.raised_at_ns = waste.ns;
         }
         endless
     }
 
     /// A step is over: returns whether it has wasted more than it has computed.
     pub fn judge(&self, limit: Option<u64>) -> bool {
-        let work = std::mem::take(&mut *self.work.lock());
-        let thrashes = work.wasted_ns > work.computed_ns;
+        let waste_ns = std::mem::take(&mut *self.waste.lock()).ns;
+        let thrashes = waste_ns > self.computed_ns();
         if thrashes {
-            self.say(work, limit.unwrap_or(0));
+            self.say(waste_ns, limit.unwrap_or(0));
         }
+        self.computed_ns.store(0, Ordering::Relaxed);
         thrashes
     }
 
-    fn say(&self, work: Work, limit: u64) {
+    fn say(&self, waste_ns: f64, limit: u64) {
         if !self.said.swap(true, Ordering::Relaxed) {
             log::warn!(
                 "the memory budget of {} makes a step replay {:.1} times the work that it has, searches included: tensors are \
                  evicted and brought back over and over; a larger budget will be much faster",
                 size(limit),
-                work.wasted_ns / work.computed_ns.max(1.0)
+                waste_ns / self.computed_ns().max(1.0)
             );
         }
     }

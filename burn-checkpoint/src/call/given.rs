@@ -19,7 +19,10 @@ use crate::request::{DELIVERED, Request};
 use crate::work::Work;
 
 /// Counts a tensor that cannot be computed again.
-pub(crate) fn fixed<B: Backend>(op: &'static OpInfo, mut value: Value<B>) -> Results<B> {
+pub(crate) fn fixed<'a, B: Backend>(
+    op: &'static OpInfo,
+    value: &'a mut Value<B>,
+) -> Results<'a, B> {
     let mut call = Call::new(op);
     if let Some(step) = call.op_context.step
         && step.phase == Phase::Backward
@@ -28,7 +31,7 @@ pub(crate) fn fixed<B: Backend>(op: &'static OpInfo, mut value: Value<B>) -> Res
     {
         call.op_context.step = context::begin(Phase::Forward);
     }
-    call.finish_fixed(&mut value)
+    call.finish_fixed(value)
 }
 
 /// A parameter with a name. It is not counted, as other parameters are not.

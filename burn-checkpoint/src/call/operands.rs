@@ -7,11 +7,11 @@ use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, DeviceId, DeviceOps, Shape};
 
 use super::order::Order;
-use crate::budget::Gradient;
 use crate::clock::{Lineage, Phase};
 use crate::context::{self, OpContext};
 use crate::cost::OpCost;
 use crate::entry::{AnyEntry, Origin};
+use crate::gradient::Gradient;
 use crate::memory::MemoryStats;
 use crate::node::{Node, Source, State, Storage, TensorMeta, Viewed};
 use crate::op::OpInfo;
@@ -54,8 +54,8 @@ pub(super) enum Shares<B: Backend> {
 /// What is known once all operands were seen.
 pub(super) struct Operands<B: Backend> {
     op: &'static OpInfo,
-    /// Operands that are evicted, or have outlived their step.
-    waiting: Vec<Arc<Node<B>>>,
+    /// Operands that are evicted, or have outlived their step. Seldom any: an option is dropped faster than an empty list.
+    waiting: Option<Vec<Arc<Node<B>>>>,
     /// Of a view operation, once its first operand was seen.
     pub shares: Option<Shares<B>>,
     pub order: Order,
@@ -74,7 +74,7 @@ pub(super) struct Operands<B: Backend> {
     pub memory: Option<Arc<MemoryStats>>,
     pub lineage: Lineage,
     /// Delivered operands, until the operation is over.
-    delivered: Locked<B>,
+    delivered: Option<Locked<B>>,
     /// Whether any operand is not delivered.
     has_others: bool,
 }
@@ -84,7 +84,7 @@ impl<B: Backend> Operands<B> {
     pub fn new(op: &'static OpInfo) -> Self {
         Self {
             op,
-            waiting: Vec::new(),
+            waiting: None,
             shares: None,
             order: Order::default(),
             viewed: None,
@@ -95,14 +95,14 @@ impl<B: Backend> Operands<B> {
             device: None,
             memory: None,
             lineage: Lineage::Activation,
-            delivered: Locked::default(),
+            delivered: None,
             has_others: false,
         }
     }
 
     /// Whether the result is a delivered tensor, because all of its operands are.
     pub fn pass_delivery(&self) -> bool {
-        !self.delivered.is_empty() && !self.has_others && self.op.work.passes_delivery()
+        self.delivered.is_some() && !self.has_others && self.op.work.passes_delivery()
     }
 
     pub fn see(&mut self, argument: Argument<'_, B>, op_context: &OpContext) {
@@ -188,7 +188,8 @@ impl<B: Backend> Operands<B> {
         }
         self.largest = self.largest.max(meta.bytes);
         if meta.is_delivered {
-            self.delivered.add(node, &mut state);
+            let delivered = self.delivered.get_or_insert_default();
+            delivered.add(node, &mut state);
         } else {
             self.has_others = true;
         }
@@ -199,7 +200,7 @@ impl<B: Backend> Operands<B> {
             state.feeds_inner_scope |= user.is_within(own);
         }
         if !state.is_resident() || outlived(meta, &state, op_context) {
-            self.waiting.push(node.clone());
+            self.waiting.get_or_insert_default().push(node.clone());
         }
         let last = meta.bytes > 0 && meta.users() == 1 && Arc::strong_count(node) == 1;
         if last && state.origin == Origin::Fixed {
@@ -246,8 +247,7 @@ impl<B: Backend> Operands<B> {
     /// Brings back evicted operands. References to them end here: the last holder of an operand may reuse its storage.
     #[inline]
     pub fn bring_back(&mut self, op_context: &OpContext) {
-        if !self.waiting.is_empty() {
-            let waiting = std::mem::take(&mut self.waiting);
+        if let Some(waiting) = self.waiting.take() {
             replay::bring_back(waiting.iter().cloned());
             settle_outlived(waiting, op_context);
         }
@@ -273,7 +273,7 @@ impl<B: Backend> Operands<B> {
             (Work::View, Some(Shares::Own)) => cost.largest_bytes,
             (Work::View, _) => return,
             _ => {
-                cost.expected = budget.expected(cost.key());
+                cost.expected = cost.key().expected();
                 cost.expected.unwrap_or(cost.largest_bytes)
             }
         };

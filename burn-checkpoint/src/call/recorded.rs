@@ -1,7 +1,7 @@
 //! One operation that is recorded.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, DeviceOps, Shape};
@@ -10,11 +10,11 @@ use super::operands::{Argument, Operands, Shares};
 use super::results::Results;
 use super::room::Room;
 use crate::again::again;
-use crate::budget::Gradient;
 use crate::clock::{self, Lineage, Phase};
 use crate::context::{self, OpContext};
 use crate::cost::{Costs, OpCost};
 use crate::entry::Origin;
+use crate::gradient::Gradient;
 use crate::handle::Managed;
 use crate::kind::Value;
 use crate::memory::MemoryStats;
@@ -150,28 +150,31 @@ impl<B: Backend> Call<B> {
     /// The result with its recipe, if it gets one. Both arguments are references, whose contents are taken: passing such large values
     /// copies them.
     #[inline]
-    pub fn finish(
+    pub fn finish<'a>(
         &mut self,
-        value: &mut Value<B>,
+        value: &'a mut Value<B>,
         recipe: &mut Option<impl Recipe<B> + 'static>,
-    ) -> Results<B> {
+    ) -> Results<'a, B> {
         let recipe = recipe.take().filter(|_| self.origin != Origin::Fixed);
         self.results(value, recipe.map(|recipe| Arc::new(recipe) as _))
     }
 
     /// The result without a recipe: it is never evicted.
-    pub fn finish_fixed(&mut self, value: &mut Value<B>) -> Results<B> {
+    pub fn finish_fixed<'a>(&mut self, value: &'a mut Value<B>) -> Results<'a, B> {
         self.results(value, None)
     }
 
-    fn results(&mut self, value: &mut Value<B>, recipe: Option<Arc<dyn Recipe<B>>>) -> Results<B> {
+    fn results<'a>(
+        &mut self,
+        value: &'a mut Value<B>,
+        recipe: Option<Arc<dyn Recipe<B>>>,
+    ) -> Results<'a, B> {
         if let Value::Many(parts) = value {
             let recipe = recipe.filter(|_| self.origin == Origin::Recorded);
             return self.finish_many(std::mem::take(parts), recipe);
         }
         if let Some(gradient) = self.gradient(value) {
-            let value = std::mem::replace(value, Value::Absent);
-            return Results::Gradient(Some((value, gradient)));
+            return Results::Gradient(value, Some(gradient));
         }
         let node = self.node(value, recipe, true);
         let meta = &node.meta;
@@ -199,16 +202,14 @@ impl<B: Backend> Call<B> {
             return None;
         }
         let memory = self.memory(&value.device().unwrap_or_default());
-        let budget = memory.budget()?;
-        budget.next_place();
         let elements = value.shape().num_elements();
         let bytes = bytes(elements, value.dtype());
         self.computed(&memory, self.cost_ns(&memory, elements, bytes), bytes);
         let is_contiguous = self.is_contiguous();
-        Some(match &self.operands.shares {
-            Some(Shares::Gradient(gradient)) => gradient.view(is_contiguous),
-            _ => Gradient::new(budget.clone(), bytes, step, is_contiguous),
-        })
+        match &self.operands.shares {
+            Some(Shares::Gradient(gradient)) => Some(gradient.view(is_contiguous)),
+            _ => Gradient::new(memory, bytes, step, is_contiguous),
+        }
     }
 
     /// Whether a reshape of the result is a view.
@@ -220,7 +221,7 @@ impl<B: Backend> Call<B> {
         &mut self,
         parts: Vec<Value<B>>,
         recipe: Option<Arc<dyn Recipe<B>>>,
-    ) -> Results<B> {
+    ) -> Results<'static, B> {
         if let Some(recipe) = recipe {
             return self.finish_parts(parts, recipe);
         }
@@ -232,7 +233,11 @@ impl<B: Backend> Call<B> {
     }
 
     /// Each result is a node that takes its part from one more node, which runs the operation.
-    fn finish_parts(&mut self, parts: Vec<Value<B>>, recipe: Arc<dyn Recipe<B>>) -> Results<B> {
+    fn finish_parts(
+        &mut self,
+        parts: Vec<Value<B>>,
+        recipe: Arc<dyn Recipe<B>>,
+    ) -> Results<'static, B> {
         let elements = parts.iter().map(|part| part.shape().num_elements());
         let of_part = |part: &Value<B>| bytes(part.shape().num_elements(), part.dtype());
         let device = parts.iter().find_map(Value::device).unwrap_or_default();
@@ -317,7 +322,7 @@ impl<B: Backend> Call<B> {
         if let (Some(budget), Some(cost)) = (memory.budget(), &self.operands.cost) {
             budget.computed(cost.key(), cost_ns);
             if self.op.work != Work::View && cost.expected != Some(bytes) {
-                budget.expect(cost.key(), bytes);
+                cost.key().expect(bytes);
             }
         }
     }
@@ -424,8 +429,7 @@ impl<B: Backend> Call<B> {
             if let Some(owner) = &meta.group {
                 owner.node().state().add_view(&node);
             }
-            let place = budget.register(weak(), meta.bytes);
-            meta.place.store(place, Ordering::Relaxed);
+            budget.register(meta.id, weak(), meta.bytes);
         }
         Managed::first(Source::new(node))
     }
@@ -437,14 +441,14 @@ fn lineage(op_context: &mut OpContext, op: &OpInfo, operands: Lineage) -> Lineag
     let Some(step) = op_context.step else {
         return Lineage::Activation;
     };
-    if clock::is_backward_only(op) {
+    if op.is_backward_only {
         if step.phase == Phase::Forward {
             op_context.step = context::begin(Phase::Backward);
         }
         return Lineage::Gradient;
     }
     let begins = match operands {
-        Lineage::Gradient => clock::is_forward_only(op),
+        Lineage::Gradient => op.is_forward_only,
         Lineage::Activation => step.phase == Phase::Backward && clock::is_layer(op),
     };
     if begins {

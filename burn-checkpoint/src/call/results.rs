@@ -2,19 +2,20 @@
 
 use burn_backend::{Backend, DType};
 
-use crate::budget::Gradient;
+use crate::gradient::Gradient;
 use crate::handle::{Handle, Managed};
 use crate::kind::{Kind, Value};
 use crate::unwound::Held;
 
 /// The results of an operation, in order.
-pub(crate) enum Results<B: Backend> {
+pub(crate) enum Results<'a, B: Backend> {
     One(Option<Managed<B>>),
     Many(std::vec::IntoIter<Option<Managed<B>>>),
-    Gradient(Option<(Value<B>, Gradient)>),
+    /// What the operation returned: moving a value copies some 200 bytes.
+    Gradient(&'a mut Value<B>, Option<Gradient>),
 }
 
-impl<B: Backend> Results<B> {
+impl<B: Backend> Results<'_, B> {
     pub fn many(results: Vec<Option<Managed<B>>>) -> Self {
         Self::Many(results.into_iter())
     }
@@ -24,10 +25,9 @@ impl<B: Backend> Results<B> {
         match self {
             Self::One(result) => result.take().map(Handle::Managed),
             Self::Many(results) => results.next().flatten().map(Handle::Managed),
-            Self::Gradient(result) => {
-                let (value, gradient) = result.take()?;
-                let tensor = Held::new(K::unwrap(value)?);
-                Some(Handle::Resident(tensor, Some(gradient)))
+            Self::Gradient(value, gradient) => {
+                let tensor = K::unwrap(std::mem::replace(*value, Value::Absent))?;
+                Some(Handle::Resident(Held::new(tensor), gradient.take()))
             }
         }
     }
@@ -41,7 +41,7 @@ impl<B: Backend> Results<B> {
     pub fn is_quantized(&self) -> bool {
         match self {
             Self::One(Some(result)) => matches!(result.node().meta.dtype, DType::QFloat(_)),
-            Self::Gradient(result) => matches!(result, Some((Value::Quant(_), _))),
+            Self::Gradient(value, _) => matches!(value, Value::Quant(_)),
             Self::One(None) | Self::Many(_) => false,
         }
     }

@@ -50,9 +50,9 @@ pub(super) fn draw<B: Backend>(
     let draw = || B::float_random(shape.clone(), distribution, device, dtype);
     let numbers = again(&memory, DRAW, draw, draw);
     let pack = || Value::Int(pack::<B>(numbers.clone(), packed, device));
-    let bits = again(&memory, DRAW, pack, pack);
+    let mut bits = again(&memory, DRAW, pack, pack);
     // Two handles until the end: an operand without other references would be given up for its result.
-    let bits: Handle<B, Int> = call::fixed::<B>(DRAW, bits).expect();
+    let bits: Handle<B, Int> = call::fixed::<B>(DRAW, &mut bits).expect();
     let handles = (bits.clone(), bits);
     let mut call = Call::<B>::new(NUMBERS);
     call.begin(|see| handles.0.show(see));

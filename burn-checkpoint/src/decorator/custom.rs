@@ -152,7 +152,7 @@ fn resident<B: Backend>(value: Value<B>) -> Value<Remat<B>> {
 }
 
 /// Handles of nodes, of the kinds that the operation returned.
-fn managed<B: Backend>(kinds: &Value<B>, results: &mut Results<B>) -> Value<Remat<B>> {
+fn managed<B: Backend>(kinds: &Value<B>, results: &mut Results<'_, B>) -> Value<Remat<B>> {
     map_value!(
         kinds,
         _ => results.expect(),

@@ -26,7 +26,7 @@ use crate::work::Work;
 use crate::{clock, context};
 
 /// A result that is float or quantized.
-fn tensor<B: Backend>(results: &mut Results<B>) -> TensorPrimitive<Remat<B>> {
+fn tensor<B: Backend>(results: &mut Results<'_, B>) -> TensorPrimitive<Remat<B>> {
     match results.is_quantized() {
         true => TensorPrimitive::QFloat(results.expect()),
         false => TensorPrimitive::Float(results.expect()),
@@ -70,7 +70,7 @@ macro_rules! managed {
             let mut room = call::Room::default();
             $(room!($kind $arg, room);)*
             let memory = room.make(OP).filter(|memory| memory.retries());
-            let value = match memory {
+            let mut value = match memory {
                 None => value!($ret B::$op($(by_form!(inner $kind $arg)),*)),
                 Some(memory) => {
                     let saved = ($(by_form!(save $kind $arg),)*);
@@ -81,7 +81,7 @@ macro_rules! managed {
                     again(&memory, OP, run, run)
                 }
             };
-            let mut results = call::fixed::<B>(OP, value);
+            let mut results = call::fixed::<B>(OP, &mut value);
             return handles!($ret results);
         }
     };

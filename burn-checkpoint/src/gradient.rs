@@ -3,10 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::Mutex;
-
-use super::limiter::Budget;
 use crate::clock::{Phase, Step};
+use crate::memory::MemoryStats;
 
 /// The mark of a tensor that was computed from gradients under a budget: a gradient, and after its step a parameter or state of an optimizer.
 /// The bytes of its storage count until all handles of it and of its views are dropped, or its step is over.
@@ -29,26 +27,33 @@ enum Counted {
         bytes: u64,
         /// How often gradients were retired before.
         retired: u64,
-        budget: Arc<Budget>,
+        /// The counters of its device, with their budget.
+        memory: Arc<MemoryStats>,
     },
     /// By the tensor that this is a view of.
     By(Gradient),
 }
 
 impl Gradient {
-    /// Counts the bytes of a new storage.
-    pub(crate) fn new(budget: Arc<Budget>, bytes: u64, step: Step, is_contiguous: bool) -> Self {
-        budget.counts.add(bytes);
-        Self(Arc::new(Marked {
+    /// Counts the bytes of a new storage; `None` without a budget.
+    pub(crate) fn new(
+        memory: Arc<MemoryStats>,
+        bytes: u64,
+        step: Step,
+        is_contiguous: bool,
+    ) -> Option<Self> {
+        let retired = memory.budget()?.gradients.add(bytes);
+        memory.counts.add(bytes);
+        Some(Self(Arc::new(Marked {
             step: step.number,
             is_contiguous,
             views: AtomicUsize::new(0),
             counted: Counted::Here {
                 bytes,
-                retired: budget.gradients.add(bytes),
-                budget,
+                retired,
+                memory,
             },
-        }))
+        })))
     }
 
     /// A view of it.
@@ -107,57 +112,17 @@ impl Drop for Counted {
             Self::Here {
                 bytes,
                 retired,
-                budget,
+                memory,
             } => {
-                if budget.gradients.remove(*bytes, *retired) {
-                    budget.counts.remove(*bytes);
+                if let Some(budget) = memory.budget()
+                    && budget.gradients.remove(*bytes, *retired)
+                {
+                    memory.counts.remove(*bytes);
                 }
             }
             Self::By(owner) => {
                 owner.0.views.fetch_sub(1, Ordering::Relaxed);
             }
         }
-    }
-}
-
-/// The gradients of a budget that count.
-#[derive(Default)]
-pub(super) struct Gradients(Mutex<Live>);
-
-#[derive(Default)]
-struct Live {
-    bytes: u64,
-    retired: u64,
-}
-
-impl Gradients {
-    /// Adds a storage. Returns how often gradients were retired before.
-    #[inline]
-    fn add(&self, bytes: u64) -> u64 {
-        let mut live = self.0.lock();
-        live.bytes += bytes;
-        live.retired
-    }
-
-    /// Removes a storage that was added after so many retirements. Returns whether it still counts.
-    #[inline]
-    fn remove(&self, bytes: u64, retired: u64) -> bool {
-        let mut live = self.0.lock();
-        let counts = live.retired == retired;
-        if counts {
-            live.bytes -= bytes;
-        }
-        counts
-    }
-
-    pub fn bytes(&self) -> u64 {
-        self.0.lock().bytes
-    }
-
-    /// Gradients are state from now on: none of them counts any more. Returns their bytes.
-    pub fn retire(&self) -> u64 {
-        let mut live = self.0.lock();
-        live.retired += 1;
-        std::mem::take(&mut live.bytes)
     }
 }
