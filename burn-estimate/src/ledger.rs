@@ -255,10 +255,10 @@ impl Ledger {
         }
         self.forget_used(&inputs);
         if let Some(recording) = &mut self.recording {
-            let moved = op.inputs().chain(op.outputs()).map(bytes).sum::<usize>();
+            let moved = rules::moved_bytes(op, row);
             recording.costs.push(Cost {
                 at: self.clock,
-                bytes: if plan.moves { moved as u64 } else { 0 },
+                bytes: if plan.moves { moved } else { 0 },
                 flops: plan.flops,
                 functions: rules::functions(op, row),
                 reordered: plan.reordered,

@@ -187,6 +187,18 @@ pub(crate) fn plan(op: &OperationIr, row: &Row, operands: &[Operand], kernels: K
     plan
 }
 
+/// Bytes that a kernel of its own reads and writes. A lookup reads as much of its table as its result has.
+pub(crate) fn moved_bytes(op: &OperationIr, row: &Row) -> u64 {
+    let name = row.name;
+    let looks_up = name == "embedding" || name.ends_with("_select") || name.contains("_gather");
+    let made: usize = op.outputs().map(bytes).sum();
+    let read = op.inputs().enumerate().map(|(nth, input)| match nth {
+        0 if looks_up => bytes(input).min(made),
+        _ => bytes(input),
+    });
+    (read.sum::<usize>() + made) as u64
+}
+
 /// Exponentials and the like that an operation computes: one for each element of its result.
 pub(crate) fn functions(op: &OperationIr, row: &Row) -> u64 {
     let is_function = match row.work {

@@ -166,8 +166,8 @@ impl Estimate {
         self.host_gradient_bytes > 0
     }
 
-    /// The peak on the device, in backward or in the step. Burn's `Learner` keeps the old parameters during a step, which adds
-    /// [`parameter_bytes`](Self::parameter_bytes) to the step.
+    /// The peak on the device, in backward or in the step. Burn's `Learner` keeps the old parameters during a step, which adds to the step those of
+    /// [`parameter_bytes`](Self::parameter_bytes) that are trained.
     pub fn peak_device_bytes(&self) -> u64 {
         let stays = self.parameter_bytes + self.optimizer_bytes;
         // A step of stages 1 and 2 holds shards of the reduced gradients and of the parameters. Parameters that were in host memory
