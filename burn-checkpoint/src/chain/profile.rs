@@ -82,14 +82,14 @@ fn of_block<B: AutodiffBackend, const D: usize>(
 ) -> (BlockProfile, Tensor<B, D>) {
     let out = forward(x.clone()).detach();
     let gradient = out.ones_like();
-    // Bytes are the same in every round, of the times the shortest counts.
+    // Bytes are the same in every round; of the times the shortest counts.
     let rounds = [(); 3].map(|()| {
         let plain = step(x, &gradient, &forward);
         let scoped = step(x, &gradient, |x| checkpoint(|| forward(x)));
         (plain, scoped)
     });
-    let shortest = |time: fn(&_) -> u64| rounds.iter().map(time).min().unwrap_or(0);
-    let forward_ns = shortest(|(plain, _): &(BlockProfile, BlockProfile)| plain.forward_ns);
+    let shortest = |time: fn(&(_, _)) -> u64| rounds.iter().map(time).min().unwrap_or(0);
+    let forward_ns = shortest(|(plain, _)| plain.forward_ns);
     let backward_ns = shortest(|(plain, _)| plain.backward_ns);
     let with_replay_ns = shortest(|(_, scoped)| scoped.backward_ns);
     let (plain, scoped) = rounds[2];
@@ -133,8 +133,8 @@ fn step<B: AutodiffBackend, const D: usize>(
     })
 }
 
-/// The result of a whole pass, and its peak bytes, the bytes that it leaves and its nanoseconds. Bytes are those beyond the ones before; they
-/// may fall below where the pass drops tensors.
+/// The result of a whole pass, and its peak bytes, the bytes that it leaves and its nanoseconds. Bytes are those beyond the ones before;
+/// they may fall below where the pass drops tensors.
 fn measured<B: Backend, R>(
     device: &B::Device,
     before_bytes: u64,

@@ -132,7 +132,7 @@ impl Chain {
 /// How a schedule of an interval begins.
 #[derive(Clone, Copy)]
 pub(super) struct Begin {
-    /// The last block of the scope, whose inside is scheduled as an interval of its own; `None` for one block, which stays on the tape.
+    /// The last block of the scope, whose inside is an interval of its own; `None` for one block, which stays on the tape.
     pub scope: Option<usize>,
     /// Number of blocks.
     pub length: usize,

@@ -33,7 +33,7 @@ pub fn simulate(profile: &Profile, plan: &Plan) -> Result<Simulation, PlanError>
     };
     let nodes = plan.nodes().iter().chain([&Node::Block]).collect();
     step.run(&chain, nodes, 0, profile.base_bytes);
-    // Each block ran forward once before any replay.
+    // The first forward pass of each block, the tail's included, is no replay.
     step.replayed -= chain.blocks.len() as u64;
     Ok(step)
 }

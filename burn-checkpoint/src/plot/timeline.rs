@@ -155,7 +155,7 @@ impl Scopes {
     fn replay(&mut self, node: u64, at: f64) {
         let Self { bands, replays, .. } = self;
         let path = self.made_in.get(&node).map_or(&[][..], Vec::as_slice);
-        let same = |(band, scope): &(&usize, &usize)| bands[**band].scope == **scope;
+        let same = |&(&band, &scope): &(&usize, &usize)| bands[band].scope == scope;
         replays.truncate(replays.iter().zip(path).take_while(same).count());
         for &band in &*replays {
             bands[band].end = at;
