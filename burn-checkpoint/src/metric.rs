@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use crate::RematStats;
 use crate::error::size;
 use crate::snapshot::InUse;
-use crate::trace::{self, Event};
+use crate::trace;
 
 /// A number of [`RematStats::of_process`] after each batch: for
 /// `training.metric_train_numeric(RematMetric::peak_bytes())`. What was evicted and replayed before the metric was made is left out, so make
@@ -27,14 +27,14 @@ impl RematMetric {
     pub fn peak_bytes() -> Self {
         let about = "The most bytes that managed tensors occupied";
         let read = || mebibytes(RematStats::of_process().peak_bytes);
-        in_mebibytes(Gauge::new("Activation Peak", about, 0.0, read))
+        in_unit("MiB", Gauge::new("Activation Peak", about, 0.0, read))
     }
 
     /// Bytes that were evicted since this was made, in MiB.
     pub fn evicted_bytes() -> Self {
         let about = "Bytes that evictions freed";
         let read = |stats: RematStats| mebibytes(stats.evicted_bytes);
-        in_mebibytes(since_now("Evicted", about, read))
+        in_unit("MiB", since_now("Evicted", about, read))
     }
 
     /// Operations that were run again since this was made.
@@ -48,10 +48,8 @@ impl RematMetric {
     /// Seconds spent in replays since this was made.
     pub fn replay_time() -> Self {
         let about = "Time spent in replays";
-        let gauge = since_now("Replay Time", about, |stats| {
-            stats.replay_time.as_secs_f64()
-        });
-        Self(gauge.unit("s").format(|seconds| format!("{seconds:.1} s")))
+        let read = |stats: RematStats| stats.replay_time.as_secs_f64();
+        in_unit("s", since_now("Replay Time", about, read))
     }
 }
 
@@ -59,17 +57,16 @@ fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-fn in_mebibytes(gauge: Gauge) -> RematMetric {
-    let gauge = gauge.unit("MiB");
-    RematMetric(gauge.format(|mebibytes| format!("{mebibytes:.1} MiB")))
+fn in_unit(unit: &'static str, gauge: Gauge) -> RematMetric {
+    let text = move |value| format!("{value:.1} {unit}");
+    RematMetric(gauge.unit(unit).format(text))
 }
 
 /// What a counter of the process grows by from now on.
 fn since_now(name: &str, about: &'static str, read: fn(RematStats) -> f64) -> Gauge {
     let start = read(RematStats::of_process());
-    Gauge::new(name, about, 0.0, move || {
-        read(RematStats::of_process()) - start
-    })
+    let growth = move || read(RematStats::of_process()) - start;
+    Gauge::new(name, about, 0.0, growth)
 }
 
 /// The most bytes in use since the last read, in MiB, and the three largest [holders](crate::snapshot::Holder) at that time: for
@@ -90,35 +87,25 @@ impl HoldersMetric {
     /// Follows the tensors of this thread, which is to be the one that trains.
     #[allow(clippy::new_without_default, reason = "it begins a recording")]
     pub fn new() -> Self {
-        let (events, holders) = (trace::follow(), Arc::new(Mutex::new(Holders::default())));
-        let shown = holders.clone();
-        let read = move || holders.lock().follow(&std::mem::take(&mut *events.lock()));
+        let recording = trace::record();
+        let last = Arc::new(Mutex::new((InUse::default(), 0.0, String::new())));
+        let shown = last.clone();
+        // Without tensors since the last read, the value is the last one.
+        let read = move || {
+            let (in_use, peak_mib, text) = &mut *last.lock();
+            *text = "no tensors".to_owned();
+            if let Some(peak) = in_use.follow(&recording.take()) {
+                *peak_mib = mebibytes(peak.live_bytes);
+                let holders = peak.holders.iter().take(3);
+                let holders = holders.map(|held| format!("{} {}", held.owner, size(held.bytes)));
+                let holders: Vec<_> = holders.collect();
+                *text = format!("{}: {}", size(peak.live_bytes), holders.join(", "));
+            }
+            *peak_mib
+        };
         let about = "The most bytes in use, and what held most of them";
         let gauge = Gauge::new("Largest Holders", about, 0.0, read).unit("MiB");
-        Self(gauge.format(move |_| shown.lock().text.clone()))
-    }
-}
-
-/// What the last read found.
-#[derive(Default)]
-struct Holders {
-    in_use: InUse,
-    peak: f64,
-    text: String,
-}
-
-impl Holders {
-    /// Follows these events. Returns the peak in MiB, the last one if there were no tensors.
-    fn follow(&mut self, events: &[Event]) -> f64 {
-        self.text = "no tensors".to_owned();
-        if let Some(peak) = self.in_use.follow(events) {
-            self.peak = mebibytes(peak.live_bytes);
-            let holders = peak.holders.iter().take(3);
-            let holders = holders.map(|held| format!("{} {}", held.owner, size(held.bytes)));
-            let holders: Vec<_> = holders.collect();
-            self.text = format!("{}: {}", size(peak.live_bytes), holders.join(", "));
-        }
-        self.peak
+        Self(gauge.format(move |_| shown.lock().2.clone()))
     }
 }
 
@@ -152,10 +139,8 @@ mod tests {
                 (text, metric.value().current())
             };
             let (text, peak) = std::thread::spawn(read).join().expect("no panic");
-            assert!(
-                text.contains(&format!("float_exp {}.0 KiB", 3 * kib)),
-                "{text}"
-            );
+            let held = format!("float_exp {}.0 KiB", 3 * kib);
+            assert!(text.contains(&held), "{text}");
             assert_eq!(peak, 4.0 * kib as f64 / 1024.0);
         }
     }

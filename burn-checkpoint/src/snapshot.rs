@@ -57,8 +57,10 @@ pub struct Holder {
 /// The tensors in use after the events that were added.
 #[derive(Default)]
 pub(crate) struct InUse {
+    /// The labels of open scopes, each with a slash.
     scopes: Vec<String>,
-    parameter: Option<&'static str>,
+    /// The parameter in use, as an owner ends with it.
+    after: String,
     nodes: HashMap<(DeviceId, u64), Held>,
     /// Dropped nodes whose storage a view keeps.
     viewed: Vec<(DeviceId, u64)>,
@@ -93,12 +95,9 @@ impl InUse {
 
     fn add(&mut self, event: &Event) {
         let (&Traced { op, node }, is_there) = match &event.kind {
-            EventKind::ScopeBegin { label } => return self.scopes.push(label.clone()),
+            EventKind::ScopeBegin { label } => return self.scopes.push(format!("{label}/")),
             EventKind::ScopeEnd => return drop(self.scopes.pop()),
-            EventKind::Parameter { path } => {
-                self.parameter = Some(path);
-                return;
-            }
+            EventKind::Parameter { path } => return self.after = format!(" after {path}"),
             EventKind::Collective { .. } => return,
             EventKind::Alloc(traced, _)
             | EventKind::Replay(traced, _)
@@ -108,22 +107,15 @@ impl InUse {
             | EventKind::Retire(traced)
             | EventKind::Free(traced) => (traced, false),
         };
-        let Some(device) = event.device else {
-            return;
-        };
+        let Some(device) = event.device else { return };
         // A view changes nothing: its bytes are those of the tensor it is a view of.
         let before = self.live_bytes.insert(device, event.live_bytes);
         let key = (device, node);
         if is_there {
-            let (mut owner, mut kind) = (op.to_owned(), Kind::Before);
-            if let EventKind::Alloc(_, known) = event.kind {
-                let path = self.scopes.iter().map(String::as_str).chain([op]);
-                owner = path.collect::<Vec<_>>().join("/");
-                if let Some(parameter) = self.parameter {
-                    owner = format!("{owner} after {parameter}");
-                }
-                kind = known;
-            }
+            let (owner, kind) = match event.kind {
+                EventKind::Alloc(_, kind) => (self.scopes.concat() + op + &self.after, kind),
+                _ => (op.to_owned(), Kind::Before),
+            };
             let before = before.unwrap_or(event.live_bytes.saturating_sub(event.bytes));
             let new = || Held {
                 owner,
@@ -215,12 +207,8 @@ impl fmt::Display for Snapshot {
         write!(f, "{live} in use after {milliseconds:.1} ms:")?;
         for holder in self.holders.iter().take(20) {
             let (bytes, tensors) = (size(holder.bytes), holder.tensors);
-            let kind = format!("{:?}", holder.kind);
-            write!(
-                f,
-                "\n{bytes:>12}  {tensors:>5}  {kind:10}  {}",
-                holder.owner
-            )?;
+            let (kind, owner) = (format!("{:?}", holder.kind), &holder.owner);
+            write!(f, "\n{bytes:>12}  {tensors:>5}  {kind:10}  {owner}")?;
         }
         Ok(())
     }
@@ -254,17 +242,14 @@ fn entries(event: &Event) -> Vec<Value> {
     };
     let args = json!({"node": node, "bytes": event.bytes});
     let mut entry = json!({"name": name, "cat": category, "pid": 1, "tid": track, "args": args});
-    match &event.kind {
-        EventKind::Replay(_, time) | EventKind::Collective { time, .. } => {
-            entry["ph"] = "X".into();
-            entry["ts"] = microseconds(event.at.saturating_sub(*time)).into();
-            entry["dur"] = microseconds(*time).into();
-        }
-        _ => {
-            entry["ph"] = "i".into();
-            entry["s"] = "t".into();
-            entry["ts"] = ts.into();
-        }
+    if let EventKind::Replay(_, time) | EventKind::Collective { time, .. } = event.kind {
+        entry["ph"] = "X".into();
+        entry["ts"] = microseconds(event.at.saturating_sub(time)).into();
+        entry["dur"] = microseconds(time).into();
+    } else {
+        entry["ph"] = "i".into();
+        entry["s"] = "t".into();
+        entry["ts"] = ts.into();
     }
     let mut entries = vec![entry];
     if let Some(DeviceId { type_id, index_id }) = event.device {

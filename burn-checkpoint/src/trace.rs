@@ -87,18 +87,12 @@ pub enum Kind {
     Before,
 }
 
-/// Events that another thread may take.
-pub(crate) type Events = Mutex<Vec<Event>>;
-
-struct Recorder {
-    start: Instant,
-    /// The caller's events; the recording ends when they are dropped.
-    events: Weak<Events>,
-}
+type Events = Mutex<Vec<Event>>;
 
 thread_local! {
     static ON: Cell<bool> = const { Cell::new(false) };
-    static RECORDERS: RefCell<Vec<Recorder>> = const { RefCell::new(Vec::new()) };
+    /// When each recording began, and its events; it ends when they are dropped.
+    static RECORDINGS: RefCell<Vec<(Instant, Weak<Events>)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Collects what happens on this thread from now on. Of several recordings the newest gets the events, in whichever order they end.
@@ -107,19 +101,11 @@ thread_local! {
 ///
 /// About a hundred bytes and one read of the clock for each event.
 pub fn record() -> Recording {
-    Recording { events: follow() }
-}
-
-/// As [`record`], until the events are dropped.
-pub(crate) fn follow() -> Arc<Events> {
     let events = Arc::default();
-    let recorder = Recorder {
-        start: Instant::now(),
-        events: Arc::downgrade(&events),
-    };
+    let recording = (Instant::now(), Arc::downgrade(&events));
     ON.set(true);
-    RECORDERS.with_borrow_mut(|recorders| recorders.push(recorder));
-    events
+    RECORDINGS.with_borrow_mut(|recordings| recordings.push(recording));
+    Recording { events }
 }
 
 /// A recording under way; ends when dropped.
@@ -162,11 +148,11 @@ pub fn collective<R>(op: &'static str, sent: impl Fn() -> u64, wait: impl FnOnce
 
 /// Adds an event if this thread records.
 pub(crate) fn emit(kind: EventKind, bytes: u64, live_bytes: u64, device: Option<DeviceId>) {
-    RECORDERS.with_borrow_mut(|recorders| {
-        while let Some(recorder) = recorders.last() {
-            if let Some(events) = recorder.events.upgrade() {
+    RECORDINGS.with_borrow_mut(|recordings| {
+        while let Some((start, events)) = recordings.last() {
+            if let Some(events) = events.upgrade() {
                 events.lock().push(Event {
-                    at: recorder.start.elapsed(),
+                    at: start.elapsed(),
                     kind,
                     bytes,
                     live_bytes,
@@ -174,7 +160,7 @@ pub(crate) fn emit(kind: EventKind, bytes: u64, live_bytes: u64, device: Option<
                 });
                 return;
             }
-            recorders.pop();
+            recordings.pop();
         }
         ON.set(false);
     });

@@ -88,9 +88,8 @@ fn run<Block, T: Outputs>(
                     1 => format!("block {first}"),
                     length => format!("blocks {first}-{}", first + length - 1),
                 };
-                checkpoint_labelled(label, Policy::Recompute, || {
-                    run(inner, own, first, x, forward)
-                })
+                let inside = || run(inner, own, first, x, forward);
+                checkpoint_labelled(label, Policy::Recompute, inside)
             }
         };
         first += own.len();

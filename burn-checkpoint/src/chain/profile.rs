@@ -1,6 +1,6 @@
 //! Measuring the blocks of a chain.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
@@ -10,9 +10,6 @@ use crate::node::bytes;
 use crate::plan::{BlockProfile, PlanError, Profile, TailProfile};
 use crate::scope::{checkpoint, keeping};
 use crate::stats::RematStats;
-
-/// How often everything runs; the shortest times count.
-const ROUNDS: usize = 3;
 
 /// Runs every block of a chain forward and backward, alone, and measures its bytes and times: the input of [`plan`](crate::plan::plan).
 ///
@@ -68,11 +65,11 @@ pub fn profile_tail<B: AutodiffBackend, const D: usize>(
         keeping(|| {
             let before_bytes = context::current_stats().live_bytes;
             let backward = || loss(x.clone()).backward();
-            let (grads, pass) = measured::<B, _>(&device, before_bytes, backward);
-            drop(grads);
+            let (_grads, pass) = measured::<B, _>(&device, before_bytes, backward);
+            let [peak_bytes, left_bytes, _] = pass;
             TailProfile {
-                peak_bytes: pass.peak_bytes,
-                gradient_bytes: pass.left_bytes.saturating_sub(bytes_of(&x)),
+                peak_bytes,
+                gradient_bytes: left_bytes.saturating_sub(bytes_of(&x)),
             }
         })
     })
@@ -85,26 +82,23 @@ fn of_block<B: AutodiffBackend, const D: usize>(
 ) -> (BlockProfile, Tensor<B, D>) {
     let out = forward(x.clone()).detach();
     let gradient = out.ones_like();
-    let mut profile = BlockProfile::default();
-    let mut shortest = [u64::MAX; 3];
-    for _ in 0..ROUNDS {
+    // Bytes are the same in every round; of the times the shortest counts.
+    let rounds = [(); 3].map(|()| {
         let plain = step(x, &gradient, &forward);
         let scoped = step(x, &gradient, |x| checkpoint(|| forward(x)));
-        profile = BlockProfile {
-            kept_bytes: scoped.tape_bytes.saturating_sub(scoped.output_bytes),
-            ..plain
-        };
-        let times = [plain.forward_ns, plain.backward_ns, scoped.backward_ns];
-        for (shortest, time) in shortest.iter_mut().zip(times) {
-            *shortest = time.min(*shortest);
-        }
-    }
-    let [forward_ns, backward_ns, with_replay_ns] = shortest;
+        (plain, scoped)
+    });
+    let shortest = |time: fn(&(_, _)) -> u64| rounds.iter().map(time).min().unwrap_or(0);
+    let forward_ns = shortest(|(plain, _)| plain.forward_ns);
+    let backward_ns = shortest(|(plain, _)| plain.backward_ns);
+    let with_replay_ns = shortest(|(_, scoped)| scoped.backward_ns);
+    let (plain, scoped) = rounds[2];
     let profile = BlockProfile {
+        kept_bytes: scoped.tape_bytes.saturating_sub(scoped.output_bytes),
         forward_ns,
-        backward_ns,
         replay_ns: with_replay_ns.saturating_sub(backward_ns).min(forward_ns),
-        ..profile
+        backward_ns,
+        ..plain
     };
     (profile, out)
 }
@@ -119,51 +113,43 @@ fn step<B: AutodiffBackend, const D: usize>(
     let x = x.clone().detach().require_grad();
     keeping(|| {
         let before_bytes = context::current_stats().live_bytes;
-        let (out, first) = measured::<B, _>(&device, before_bytes, || forward(x.clone()));
+        let (out, pass) = measured::<B, _>(&device, before_bytes, || forward(x.clone()));
+        let [forward_peak_bytes, tape_bytes, forward_ns] = pass;
         let output_bytes = bytes_of(&out);
         // Not the plain sum, whose gradient would be a view of one number.
         let weighted = || (out * gradient.clone()).sum().backward();
-        let (grads, last) = measured::<B, _>(&device, before_bytes, weighted);
-        drop(grads);
+        let (_grads, pass) = measured::<B, _>(&device, before_bytes, weighted);
+        let [backward_peak_bytes, left_bytes, backward_ns] = pass;
         BlockProfile {
             output_bytes,
-            tape_bytes: first.left_bytes,
-            kept_bytes: 0,
-            forward_peak_bytes: first.peak_bytes,
-            backward_peak_bytes: last.peak_bytes,
-            gradient_bytes: last.left_bytes.saturating_sub(bytes_of(&x)),
-            forward_ns: first.time.as_nanos() as u64,
-            replay_ns: 0,
-            backward_ns: last.time.as_nanos() as u64,
+            tape_bytes,
+            forward_peak_bytes,
+            backward_peak_bytes,
+            gradient_bytes: left_bytes.saturating_sub(bytes_of(&x)),
+            forward_ns,
+            backward_ns,
+            ..BlockProfile::default()
         }
     })
 }
 
-/// What a whole pass takes. Bytes are those beyond the ones before; they may fall below where the pass drops tensors.
-struct Pass {
-    peak_bytes: u64,
-    left_bytes: u64,
-    time: Duration,
-}
-
+/// The result of a whole pass, and its peak bytes, the bytes that it leaves and its nanoseconds. Bytes are those beyond the ones before;
+/// they may fall below where the pass drops tensors.
 fn measured<B: Backend, R>(
     device: &B::Device,
     before_bytes: u64,
     pass: impl FnOnce() -> R,
-) -> (R, Pass) {
+) -> (R, [u64; 3]) {
     synchronize::<B>(device);
     RematStats::reset_thread();
     let start = Instant::now();
     let result = pass();
     synchronize::<B>(device);
-    let time = start.elapsed();
+    let time_ns = start.elapsed().as_nanos() as u64;
     let stats = context::current_stats();
-    let pass = Pass {
-        peak_bytes: stats.peak_bytes.saturating_sub(before_bytes),
-        left_bytes: stats.live_bytes.saturating_sub(before_bytes),
-        time,
-    };
-    (result, pass)
+    let [peak_bytes, left_bytes] =
+        [stats.peak_bytes, stats.live_bytes].map(|bytes| bytes.saturating_sub(before_bytes));
+    (result, [peak_bytes, left_bytes, time_ns])
 }
 
 fn synchronize<B: Backend>(device: &B::Device) {

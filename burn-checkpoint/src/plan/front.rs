@@ -10,46 +10,32 @@ pub(super) struct Point {
 }
 
 /// The ways to process some blocks that no other way beats in both bytes and time: bytes ascend, times descend.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Front(Vec<Point>);
+pub(super) type Front = Vec<Point>;
 
-impl Front {
-    /// All its points.
-    pub fn points(&self) -> &[Point] {
-        &self.0
-    }
-
-    /// Takes in candidates whose bytes ascend and times descend.
-    pub fn extend(&mut self, candidates: impl Iterator<Item = Point>) {
-        let mut at = 0;
-        for candidate in candidates {
-            let ahead = &self.0[at..];
-            at += ahead
-                .iter()
-                .take_while(|point| point.need_bytes <= candidate.need_bytes)
-                .count();
-            if at > 0 && self.0[at - 1].time_ns <= candidate.time_ns {
-                continue;
-            }
-            if at > 0 && self.0[at - 1].need_bytes == candidate.need_bytes {
-                at -= 1;
-            }
-            let beaten = self.0[at..]
-                .iter()
-                .take_while(|point| point.time_ns >= candidate.time_ns)
-                .count();
-            self.0.splice(at..at + beaten, [candidate]);
+/// Takes in candidates whose bytes ascend and times descend.
+pub(super) fn merge(front: &mut Front, candidates: impl Iterator<Item = Point>) {
+    let mut at = 0;
+    for candidate in candidates {
+        let fits = |point: &&Point| point.need_bytes <= candidate.need_bytes;
+        at += front[at..].iter().take_while(fits).count();
+        if at > 0 && front[at - 1].time_ns <= candidate.time_ns {
+            continue;
         }
-    }
-
-    /// Keeps at most so many points, evenly spread; if two or more, the first and the last are among them.
-    pub fn thin(&mut self, most: usize) {
-        let points = self.0.len();
-        if points <= most {
-            return;
+        if at > 0 && front[at - 1].need_bytes == candidate.need_bytes {
+            at -= 1;
         }
-        let step = |kept: usize| kept * (points - 1) / (most - 1).max(1);
-        self.0 = (0..most).map(|kept| self.0[step(kept)]).collect();
+        let beaten = |point: &&Point| point.time_ns >= candidate.time_ns;
+        let beaten = front[at..].iter().take_while(beaten).count();
+        front.splice(at..at + beaten, [candidate]);
+    }
+}
+
+/// Keeps at most so many points, evenly spread; if two or more, the first and the last are among them.
+pub(super) fn thin(front: &mut Front, most: usize) {
+    let points = front.len();
+    if points > most {
+        let kept = (0..most).map(|kept| front[kept * (points - 1) / (most - 1).max(1)]);
+        *front = kept.collect();
     }
 }
 

@@ -9,23 +9,29 @@ pub(super) struct Chain {
     pub blocks: Vec<Block>,
 }
 
-#[derive(Default)]
 pub(super) struct Block {
     /// Its profile, in which the tape is no less than its parts, and the peaks are no less than the tape.
     profile: BlockProfile,
-    /// The kept bytes of this block and all blocks before.
-    kept_so_far_bytes: u64,
+    /// The kept bytes of all blocks before.
+    kept_before_bytes: u64,
     /// The gradients of the parameters of later blocks, which are live before its backward pass.
     later_gradients_bytes: u64,
 }
 
 impl Chain {
     pub fn new(profile: &Profile) -> Self {
-        let mut tail = Block::default();
-        tail.profile.forward_peak_bytes = profile.tail.peak_bytes;
-        let mut blocks = vec![tail];
-        let mut later_gradients_bytes = profile.tail.gradient_bytes;
-        for block in profile.blocks.iter().rev() {
+        let tail = BlockProfile {
+            forward_peak_bytes: profile.tail.peak_bytes,
+            gradient_bytes: profile.tail.gradient_bytes,
+            ..BlockProfile::default()
+        };
+        let blocks = profile.blocks.iter().chain([&tail]);
+        let mut later_gradients_bytes: u64 = blocks.clone().map(|block| block.gradient_bytes).sum();
+        let mut before_bytes = 0;
+        let block = |block: &BlockProfile| {
+            let kept_before_bytes = before_bytes;
+            before_bytes += block.kept_bytes;
+            later_gradients_bytes -= block.gradient_bytes;
             let tape_bytes = block.tape_bytes.max(block.output_bytes + block.kept_bytes);
             let profile = BlockProfile {
                 tape_bytes,
@@ -33,19 +39,13 @@ impl Chain {
                 backward_peak_bytes: block.backward_peak_bytes.max(tape_bytes),
                 ..*block
             };
-            blocks.push(Block {
+            Block {
                 profile,
-                kept_so_far_bytes: 0,
+                kept_before_bytes,
                 later_gradients_bytes,
-            });
-            later_gradients_bytes += block.gradient_bytes;
-        }
-        blocks.reverse();
-        let mut kept_so_far_bytes = 0;
-        for block in &mut blocks {
-            kept_so_far_bytes += block.profile.kept_bytes;
-            block.kept_so_far_bytes = kept_so_far_bytes;
-        }
+            }
+        };
+        let blocks = blocks.map(block).collect();
         Self { blocks }
     }
 
@@ -55,10 +55,8 @@ impl Chain {
 
     /// What stays of the blocks before `first` under any schedule.
     pub fn least_retained_bytes(&self, first: usize) -> u64 {
-        match first.checked_sub(1).map(|before| &self.blocks[before]) {
-            None => 0,
-            Some(before) => before.profile.output_bytes + before.kept_so_far_bytes,
-        }
+        let input = first.checked_sub(1).map(|before| &self.blocks[before]);
+        input.map_or(0, |block| block.profile.output_bytes) + self.blocks[first].kept_before_bytes
     }
 
     /// What is live besides the blocks' own when the blocks `first..=last` begin to run forward. In a replay of a scope
@@ -73,8 +71,7 @@ impl Chain {
     }
 
     fn kept_bytes(&self, first: usize, last: usize) -> u64 {
-        let until = |block: &Block| block.kept_so_far_bytes - block.profile.kept_bytes;
-        self.blocks[last].kept_so_far_bytes - until(&self.blocks[first])
+        self.blocks[last + 1].kept_before_bytes - self.blocks[first].kept_before_bytes
     }
 
     /// The most bytes of a block's forward pass, on top of `live_bytes`.
@@ -86,17 +83,17 @@ impl Chain {
         }
     }
 
-    /// The least bytes for a block that runs forward, with `live_bytes` live, and then backward.
-    fn passes_bytes(&self, block: usize, last: usize, live_bytes: u64) -> u64 {
-        let forward_bytes = live_bytes + self.running_bytes(block, last);
-        let block = &self.blocks[block];
+    /// The least bytes for the first of the blocks `first..=last` that runs forward, and then backward.
+    fn passes_bytes(&self, first: usize, last: usize) -> u64 {
+        let forward_bytes = self.live_bytes(first, last) + self.running_bytes(first, last);
+        let block = &self.blocks[first];
         forward_bytes.max(block.profile.backward_peak_bytes + block.later_gradients_bytes)
     }
 
     /// The only way to process one block: bring it back, run it backward.
     pub fn single(&self, block: usize) -> Point {
         Point {
-            need_bytes: self.passes_bytes(block, block, self.live_bytes(block, block)),
+            need_bytes: self.passes_bytes(block, block),
             time_ns: self.blocks[block].profile.replay_ns,
         }
     }
@@ -107,30 +104,26 @@ impl Chain {
         let live_bytes = self.live_bytes(first, last);
         let block = &self.blocks[first].profile;
         let plain = Begin {
-            kind: Kind::Plain,
+            scope: None,
             length: 1,
             retained_bytes: block.tape_bytes,
-            floor_bytes: self.passes_bytes(first, last, live_bytes),
+            floor_bytes: self.passes_bytes(first, last),
             forward_ns: block.forward_ns,
         };
-        let mut scope = Begin {
-            kind: Kind::Scope,
-            length: 0,
-            retained_bytes: 0,
-            floor_bytes: 0,
-            forward_ns: 0,
-        };
-        let mut input_bytes = 0;
+        let (mut input_bytes, mut floor_bytes, mut forward_ns) = (0, 0_u64, 0);
         // A scope one block longer: when it is passed through, only one block's input and own bytes are live at a time.
         let longer = move |end: usize| {
             let block = &self.blocks[end].profile;
-            let passing_bytes = live_bytes + input_bytes + self.running_bytes(end, last);
+            floor_bytes = floor_bytes.max(live_bytes + input_bytes + self.running_bytes(end, last));
             input_bytes = block.output_bytes;
-            scope.length += 1;
-            scope.floor_bytes = scope.floor_bytes.max(passing_bytes);
-            scope.retained_bytes = block.output_bytes + self.kept_bytes(first, end);
-            scope.forward_ns += block.forward_ns;
-            scope
+            forward_ns += block.forward_ns;
+            Begin {
+                scope: Some(end),
+                length: end + 1 - first,
+                retained_bytes: block.output_bytes + self.kept_bytes(first, end),
+                floor_bytes,
+                forward_ns,
+            }
         };
         std::iter::once(plain).chain((first..last).map(longer))
     }
@@ -139,7 +132,8 @@ impl Chain {
 /// How a schedule of an interval begins.
 #[derive(Clone, Copy)]
 pub(super) struct Begin {
-    pub kind: Kind,
+    /// The last block of the scope, whose inside is an interval of its own; `None` for one block, which stays on the tape.
+    pub scope: Option<usize>,
     /// Number of blocks.
     pub length: usize,
     /// What of them stays until their own backward pass.
@@ -148,12 +142,4 @@ pub(super) struct Begin {
     pub floor_bytes: u64,
     /// Time to run them forward once.
     pub forward_ns: u64,
-}
-
-#[derive(Clone, Copy)]
-pub(super) enum Kind {
-    /// One block, which stays on the tape.
-    Plain,
-    /// A scope, whose inside is scheduled as an interval of its own.
-    Scope,
 }

@@ -64,15 +64,10 @@ impl Plan {
     /// If `segments` is 0.
     pub fn segments(blocks: usize, segments: usize) -> Self {
         assert_ne!(segments, 0, "blocks in no segments");
-        let blocks_before = |segment| segment * blocks / segments;
-        let lengths =
-            (0..segments).map(|segment| blocks_before(segment + 1) - blocks_before(segment));
-        let scopes = lengths.filter(|length| *length > 0);
-        Self::new(
-            scopes
-                .map(|length| Node::Scope(vec![Node::Block; length]))
-                .collect(),
-        )
+        let before = |segment| segment * blocks / segments;
+        let lengths = (0..segments).map(|segment| before(segment + 1) - before(segment));
+        let scope = |length| Node::Scope(vec![Node::Block; length]);
+        Self::new(lengths.filter(|length| *length > 0).map(scope).collect())
     }
 
     /// The parts.

@@ -1,7 +1,9 @@
 //! The optimal plan, by dynamic programming.
 
-use super::front::{Front, NOTHING, Point, best, both};
-use super::model::{Begin, Chain, Kind};
+use std::ops::RangeInclusive;
+
+use super::front::{Front, NOTHING, Point, best, both, merge, thin};
+use super::model::{Begin, Chain};
 use super::{Node, Plan, PlanError, Profile};
 
 /// The fastest plan for a step that never holds more than `limit_bytes`.
@@ -48,43 +50,31 @@ pub fn plan(profile: &Profile, limit_bytes: u64) -> Result<Plan, PlanError> {
     let chain = Chain::new(profile);
     let within_bytes = limit_bytes.checked_sub(profile.base_bytes);
     let fastest = within_bytes.and_then(|within_bytes| {
-        let table = Table::new(&chain, within_bytes, Pairs::Balanced);
-        let point = best(table.whole().points(), within_bytes)?;
+        let table = Table::new(&chain, within_bytes, 8..=4096);
+        let point = best(table.front(0, chain.tail()), within_bytes)?;
         Some(Plan::new(table.nodes(0, chain.tail(), point.need_bytes)))
     });
-    fastest.ok_or_else(|| PlanError::DoesNotFit {
-        blocks: profile.blocks.len(),
-        limit_bytes,
-        least_bytes: least_bytes(profile, &chain),
+    fastest.ok_or_else(|| {
+        // The first pair of an interval is the one with the least bytes.
+        let table = Table::new(&chain, u64::MAX, 1..=1);
+        let least = table.front(0, chain.tail())[0];
+        PlanError::DoesNotFit {
+            blocks: profile.blocks.len(),
+            limit_bytes,
+            least_bytes: profile.base_bytes + least.need_bytes,
+        }
     })
 }
 
-fn least_bytes(profile: &Profile, chain: &Chain) -> u64 {
-    let table = Table::new(chain, u64::MAX, Pairs::Least);
-    let least = table.whole().points().first();
-    profile.base_bytes + least.expect("without a limit everything fits").need_bytes
-}
-
-/// How many pairs an interval keeps.
-#[derive(Clone, Copy)]
-enum Pairs {
-    /// The one with the least bytes.
-    Least,
-    /// So many that the work on all intervals of one length is about the same. Those at the chain's end are few and a
-    /// plan goes through very many of them, so they keep more.
-    Balanced,
-}
-
-impl Pairs {
-    fn kept(self, blocks: usize, length: usize, at_end: bool) -> usize {
-        const WORK: usize = 16_000_000;
-        let combinations = match (self, at_end) {
-            (Self::Least, _) => return 1,
-            (Self::Balanced, true) => blocks * blocks / 2,
-            (Self::Balanced, false) => blocks * (blocks - length) * (length + 1),
-        };
-        (WORK / combinations.max(1)).clamp(8, 4096)
-    }
+/// How many pairs an interval keeps: so many that the work on all intervals of one length is about the same. Those at the chain's end are
+/// few and a plan goes through very many of them, so they keep more.
+fn balanced(blocks: usize, length: usize, at_end: bool) -> usize {
+    const WORK: usize = 16_000_000;
+    let combinations = match at_end {
+        true => blocks * blocks / 2,
+        false => blocks * (blocks - length) * (length + 1),
+    };
+    WORK / combinations.max(1)
 }
 
 /// The front of every interval of the chain. Bytes are those above the ones that are live before it.
@@ -94,7 +84,8 @@ struct Table<'a> {
 }
 
 impl<'a> Table<'a> {
-    fn new(chain: &'a Chain, within_bytes: u64, pairs: Pairs) -> Self {
+    /// Of each interval so many pairs.
+    fn new(chain: &'a Chain, within_bytes: u64, pairs: RangeInclusive<usize>) -> Self {
         let blocks = chain.blocks.len();
         let mut table = Self {
             chain,
@@ -108,38 +99,31 @@ impl<'a> Table<'a> {
                 };
                 let last = first + length;
                 let mut front = table.interval(first, last, most_bytes);
-                front.thin(pairs.kept(blocks, length, last == chain.tail()));
+                let kept = balanced(blocks, length, last == chain.tail());
+                thin(&mut front, kept.clamp(*pairs.start(), *pairs.end()));
                 table.fronts[first * blocks + last] = front;
             }
         }
         table
     }
 
-    fn front(&self, first: usize, last: usize) -> &Front {
+    fn front(&self, first: usize, last: usize) -> &[Point] {
         &self.fronts[first * self.chain.blocks.len() + last]
-    }
-
-    fn whole(&self) -> &Front {
-        self.front(0, self.chain.tail())
     }
 
     /// The ways to process the inside of the scope that an interval begins with, if it does.
     fn inner(&self, begin: &Begin, first: usize) -> &[Point] {
-        match begin.kind {
-            Kind::Plain => NOTHING,
-            Kind::Scope => self.front(first, first + begin.length - 1).points(),
-        }
+        begin.scope.map_or(NOTHING, |end| self.front(first, end))
     }
 
     /// The ways to process the blocks `first..=last`, from a forward pass over them, the last one being brought back
     /// rather than run, to their backward passes.
     fn interval(&self, first: usize, last: usize, most_bytes: u64) -> Front {
-        let mut front = Front::default();
         let fits = |point: &Point| point.need_bytes <= most_bytes;
         if first == last {
-            front.extend(Some(self.chain.single(last)).into_iter().filter(fits));
-            return front;
+            return Front::from_iter(Some(self.chain.single(last)).filter(fits));
         }
+        let mut front = Front::default();
         for begin in self.chain.begins(first, last) {
             let rest = self.front(begin.length + first, last);
             let complete = |point: Point| Point {
@@ -148,8 +132,8 @@ impl<'a> Table<'a> {
             };
             if begin.floor_bytes <= most_bytes {
                 let inner = self.inner(&begin, first);
-                let ways = both(inner, rest.points(), begin.retained_bytes);
-                front.extend(ways.map(complete).take_while(fits));
+                let ways = both(inner, rest, begin.retained_bytes);
+                merge(&mut front, ways.map(complete).take_while(fits));
             }
         }
         front
@@ -159,18 +143,13 @@ impl<'a> Table<'a> {
     fn nodes(&self, mut first: usize, last: usize, mut bytes: u64) -> Vec<Node> {
         let mut nodes = Vec::new();
         while first < last {
-            let time = |begin: &Begin| Some((self.time_ns(begin, first, last, bytes)?, *begin));
-            let begins = self
-                .chain
-                .begins(first, last)
-                .filter_map(|begin| time(&begin));
+            let timed = |begin| Some((self.time_ns(&begin, first, last, bytes)?, begin));
+            let begins = self.chain.begins(first, last).filter_map(timed);
             let (_, begin) = begins
                 .min_by_key(|(time_ns, _)| *time_ns)
                 .expect("the interval has a schedule within the bytes");
-            nodes.push(match begin.kind {
-                Kind::Plain => Node::Block,
-                Kind::Scope => Node::Scope(self.nodes(first, first + begin.length - 1, bytes)),
-            });
+            let scope = |end| Node::Scope(self.nodes(first, end, bytes));
+            nodes.push(begin.scope.map_or(Node::Block, scope));
             first += begin.length;
             bytes -= begin.retained_bytes;
         }
@@ -187,7 +166,7 @@ impl<'a> Table<'a> {
         }
         let inner = best(self.inner(begin, first), bytes)?;
         let rest_bytes = bytes.checked_sub(begin.retained_bytes)?;
-        let rest = best(self.front(first + begin.length, last).points(), rest_bytes)?;
+        let rest = best(self.front(first + begin.length, last), rest_bytes)?;
         Some(begin.forward_ns + inner.time_ns + rest.time_ns)
     }
 }

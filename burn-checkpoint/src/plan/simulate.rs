@@ -26,40 +26,26 @@ pub struct Simulation {
 pub fn simulate(profile: &Profile, plan: &Plan) -> Result<Simulation, PlanError> {
     plan.check(profile.blocks.len())?;
     let chain = Chain::new(profile);
-    let mut step = Step {
-        chain: &chain,
-        need_bytes: 0,
-        forward_ns: 0,
-        forwards: 0,
+    let mut step = Simulation {
+        peak_bytes: 0,
+        time_ns: profile.blocks.iter().map(|block| block.backward_ns).sum(),
+        replayed: 0,
     };
-    let tail = Node::Block;
-    step.run(plan.nodes().iter().chain([&tail]).collect(), 0, 0);
-    let backward_ns: u64 = profile.blocks.iter().map(|block| block.backward_ns).sum();
-    Ok(Simulation {
-        peak_bytes: profile.base_bytes + step.need_bytes,
-        time_ns: step.forward_ns + backward_ns,
-        replayed: step.forwards - chain.blocks.len() as u64,
-    })
+    let nodes = plan.nodes().iter().chain([&Node::Block]).collect();
+    step.run(&chain, nodes, 0, profile.base_bytes);
+    // The first forward pass of each block, the tail's included, is no replay.
+    step.replayed -= chain.blocks.len() as u64;
+    Ok(step)
 }
 
-struct Step<'a> {
-    chain: &'a Chain,
-    /// The most bytes above those that are live before the step.
-    need_bytes: u64,
-    /// Time of forward passes and replays.
-    forward_ns: u64,
-    /// Number of forward passes and replays.
-    forwards: u64,
-}
-
-impl Step<'_> {
+impl Simulation {
     /// Runs nodes, of which the first begins with block `first` and the last is a block, from a forward pass over them, the last one
     /// being brought back rather than run, to their backward passes. So many bytes are live before.
-    fn run(&mut self, nodes: Vec<&Node>, mut first: usize, mut live_bytes: u64) {
+    fn run(&mut self, chain: &Chain, nodes: Vec<&Node>, mut first: usize, mut live_bytes: u64) {
         let blocks: usize = nodes.iter().map(|node| node.blocks()).sum();
         let last = first + blocks - 1;
         for node in &nodes[..nodes.len() - 1] {
-            let mut begins = self.chain.begins(first, last);
+            let mut begins = chain.begins(first, last);
             let begin = match (node, node.blocks()) {
                 (_, 0) => continue,
                 (Node::Block, _) => begins.next(),
@@ -67,24 +53,21 @@ impl Step<'_> {
             };
             let begin = begin.expect("a block comes after it");
             if let Node::Scope(inner) = node {
-                self.run(open_last(inner), first, live_bytes);
+                self.run(chain, open_last(inner), first, live_bytes);
             }
-            self.count(
-                live_bytes + begin.floor_bytes,
-                begin.forward_ns,
-                begin.length,
-            );
+            let need_bytes = live_bytes + begin.floor_bytes;
+            self.count(need_bytes, begin.forward_ns, begin.length);
             first += begin.length;
             live_bytes += begin.retained_bytes;
         }
-        let end = self.chain.single(last);
+        let end = chain.single(last);
         self.count(live_bytes + end.need_bytes, end.time_ns, 1);
     }
 
     fn count(&mut self, need_bytes: u64, forward_ns: u64, forwards: usize) {
-        self.need_bytes = self.need_bytes.max(need_bytes);
-        self.forward_ns += forward_ns;
-        self.forwards += forwards as u64;
+        self.peak_bytes = self.peak_bytes.max(need_bytes);
+        self.time_ns += forward_ns;
+        self.replayed += forwards as u64;
     }
 }
 

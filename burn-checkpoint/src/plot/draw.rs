@@ -1,7 +1,6 @@
 //! The picture itself.
 
 use plotters::coord::Shift;
-use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
@@ -10,7 +9,6 @@ use super::timeline::{Band, Pass, Point, Row, Timeline};
 use super::unit::Unit;
 
 type Picture<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type Chart<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 
 const WIDTH: u32 = 1000;
@@ -39,77 +37,88 @@ const SCOPES: [RGBColor; 6] = [
     RGBColor(214, 206, 140),
 ];
 
-/// Where things are, from top to bottom: title and legend, the chart with its axis, bands, rows of ticks.
-struct Layout {
-    band_height: u32,
-    bands_top: u32,
-    rows_top: u32,
-    height: u32,
-}
-
-impl Layout {
-    fn new(timeline: &Timeline) -> Self {
-        let depth = timeline.depth() as u32;
-        let band_height = (BANDS / depth.max(1)).clamp(3, 20);
-        let bands_top = HEAD + CHART + AXIS + 6;
-        let rows_top = bands_top + depth * band_height + 8;
-        Self {
-            band_height,
-            bands_top,
-            rows_top,
-            height: rows_top + timeline.rows.len() as u32 * ROW + MARGIN,
-        }
-    }
-}
-
 pub(super) fn draw(plot: &MemoryPlot<'_>, timeline: &Timeline, svg: &mut String) -> Drawn {
-    let layout = Layout::new(timeline);
-    let peak @ (_, peak_bytes) = timeline.peak();
+    // From top to bottom: title and legend, the chart with its axis, bands, rows of ticks.
+    let depth = timeline.depth() as u32;
+    let band_height = (BANDS / depth.max(1)).clamp(3, 20);
+    let bands_top = HEAD + CHART + AXIS + 6;
+    let rows_top = bands_top + depth * band_height + 8;
+    let height = rows_top + timeline.rows.len() as u32 * ROW + MARGIN;
+
+    let (peak_at, peak_bytes) = timeline.peak();
     let highest = peak_bytes.max(plot.budget_bytes.unwrap_or(0));
     let unit = Unit::for_axis(highest);
+    let end = timeline.end.max(1.0);
 
-    let area = SVGBackend::with_string(svg, (WIDTH, layout.height)).into_drawing_area();
+    let area = SVGBackend::with_string(svg, (WIDTH, height)).into_drawing_area();
     area.fill(&WHITE)?;
     let title = format!("{}: peak {}", plot.title, unit.text(peak_bytes));
     let left = (LEFT + MARGIN) as i32;
-    area.draw(&Text::new(title, (left, 10), font(20).color(&INK)))?;
+    area.draw(&Text::new(title, (left, 10), font(20)))?;
     legend(&area, plot, timeline, unit)?;
 
     let mut chart = ChartBuilder::on(&area)
         .margin(MARGIN)
         .margin_top(HEAD)
-        .margin_bottom(layout.height - HEAD - CHART - AXIS)
+        .margin_bottom(height - HEAD - CHART - AXIS)
         .x_label_area_size(AXIS)
         .y_label_area_size(LEFT)
         .build_cartesian_2d(
-            0.0..timeline.end.max(1.0),
+            0.0..end,
             0.0..1.12 * unit.of(highest).max(f64::MIN_POSITIVE),
         )?;
-    axes(&mut chart, unit)?;
+    chart
+        .configure_mesh()
+        .light_line_style(TRANSPARENT)
+        .bold_line_style(INK.mix(0.1))
+        .axis_style(INK.mix(0.6))
+        .x_labels(10)
+        .y_labels(8)
+        .x_label_formatter(&f64::to_string)
+        .y_label_formatter(&f64::to_string)
+        .x_desc("events, in order")
+        .y_desc(unit.name)
+        .axis_desc_style(font(14))
+        .label_style(font(13))
+        .draw()?;
     for (number, points) in timeline.curves.values().enumerate() {
-        live(&mut chart, points, LIVE[number % LIVE.len()], unit)?;
+        let color = LIVE[number % LIVE.len()];
+        let column = end / f64::from(WIDTH - LEFT);
+        let points = steps(points, column).into_iter();
+        let points = points.map(|(at, bytes)| (at, unit.of(bytes)));
+        let curve = AreaSeries::new(points, 0.0, color.mix(0.25));
+        chart.draw_series(curve.border_style(color.stroke_width(1)))?;
     }
     if let Some(budget_bytes) = plot.budget_bytes {
-        let ends = [0.0, timeline.end.max(1.0)].map(|at| (at, unit.of(budget_bytes)));
+        let ends = [0.0, end].map(|at| (at, unit.of(budget_bytes)));
         let line = DashedLineSeries::new(ends, 8, 5, BUDGET.stroke_width(2));
         chart.draw_series(line)?;
     }
-    mark_peak(&area, &chart, peak, unit)?;
+    let peak = (peak_at, unit.of(peak_bytes));
+    let (x, y) = chart.plotting_area().map_coordinate(&peak);
+    area.draw(&Circle::new((x, y), 3, INK.filled()))?;
+    let (side, offset) = match x as u32 > WIDTH / 2 {
+        true => (HPos::Right, -7),
+        false => (HPos::Left, 7),
+    };
+    let style = font(14).pos(Pos::new(side, VPos::Bottom));
+    let text = format!("peak {}", unit.text(peak_bytes));
+    area.draw(&Text::new(text, (x + offset, y - 3), style))?;
 
     let across = |at: f64| chart.plotting_area().map_coordinate(&(at, 0.0)).0;
     for band in &timeline.bands {
-        draw_band(&area, &layout, band, across)?;
+        let top = bands_top + band.depth as u32 * band_height;
+        draw_band(&area, band, top as i32, band_height as i32, across)?;
     }
-    for (number, row) in timeline.rows.iter().enumerate() {
-        let top = (layout.rows_top + number as u32 * ROW) as i32;
-        draw_row(&area, row, top, unit, across)?;
+    for (row, top) in timeline.rows.iter().zip((rows_top..).step_by(ROW as usize)) {
+        draw_row(&area, row, top as i32, unit, across)?;
     }
     area.present()?;
     Ok(())
 }
 
 fn font(size: i32) -> TextStyle<'static> {
-    ("sans-serif", size).into()
+    TextStyle::from(("sans-serif", size)).color(&INK)
 }
 
 fn legend(area: &Picture<'_>, plot: &MemoryPlot<'_>, timeline: &Timeline, unit: Unit) -> Drawn {
@@ -117,7 +126,7 @@ fn legend(area: &Picture<'_>, plot: &MemoryPlot<'_>, timeline: &Timeline, unit: 
     let mut entry = |text: String, style: ShapeStyle, thick: i32| -> Drawn {
         let swatch = [(at, 46 - thick / 2), (at + 22, 46 + thick / 2)];
         area.draw(&Rectangle::new(swatch, style))?;
-        let anchor = font(13).color(&INK).pos(Pos::new(HPos::Left, VPos::Center));
+        let anchor = font(13).pos(Pos::new(HPos::Left, VPos::Center));
         at += 28;
         let width = width_of(&text, 13);
         area.draw(&Text::new(text, (at, 46), anchor))?;
@@ -148,37 +157,6 @@ fn width_of(text: &str, size: i32) -> i32 {
     text.chars().count() as i32 * size * 56 / 100
 }
 
-fn axes(chart: &mut Chart<'_>, unit: Unit) -> Drawn {
-    chart
-        .configure_mesh()
-        .light_line_style(TRANSPARENT)
-        .bold_line_style(INK.mix(0.1))
-        .axis_style(INK.mix(0.6))
-        .x_labels(10)
-        .y_labels(8)
-        .x_label_formatter(&|at| format!("{at}"))
-        .y_label_formatter(&|bytes| format!("{bytes}"))
-        .x_desc("events, in order")
-        .y_desc(unit.name)
-        .axis_desc_style(font(14).color(&INK))
-        .label_style(font(13).color(&INK))
-        .draw()?;
-    Ok(())
-}
-
-fn live(chart: &mut Chart<'_>, points: &[Point], color: RGBColor, unit: Unit) -> Drawn {
-    let end = chart.plotting_area().get_x_range().end;
-    let columns = f64::from(WIDTH - LEFT);
-    let points: Vec<_> = steps(points, end / columns)
-        .into_iter()
-        .map(|(at, bytes)| (at, unit.of(bytes)))
-        .collect();
-    chart.draw_series(
-        AreaSeries::new(points, 0.0, color.mix(0.25)).border_style(color.stroke_width(1)),
-    )?;
-    Ok(())
-}
-
 /// The corners of a curve that holds every value until the next event; of the events within one `column` only the first, lowest, highest
 /// and last.
 fn steps(points: &[Point], column: f64) -> Vec<Point> {
@@ -198,19 +176,6 @@ fn steps(points: &[Point], column: f64) -> Vec<Point> {
     corners
 }
 
-fn mark_peak(area: &Picture<'_>, chart: &Chart<'_>, (at, bytes): Point, unit: Unit) -> Drawn {
-    let (x, y) = chart.plotting_area().map_coordinate(&(at, unit.of(bytes)));
-    area.draw(&Circle::new((x, y), 3, INK.filled()))?;
-    let (side, offset) = match x as u32 > WIDTH / 2 {
-        true => (HPos::Right, -7),
-        false => (HPos::Left, 7),
-    };
-    let style = font(14).color(&INK).pos(Pos::new(side, VPos::Bottom));
-    let text = format!("peak {}", unit.text(bytes));
-    area.draw(&Text::new(text, (x + offset, y - 3), style))?;
-    Ok(())
-}
-
 fn band_style(pass: Pass, color: RGBColor) -> ShapeStyle {
     match pass {
         Pass::Forward => color.filled(),
@@ -220,12 +185,11 @@ fn band_style(pass: Pass, color: RGBColor) -> ShapeStyle {
 
 fn draw_band(
     area: &Picture<'_>,
-    layout: &Layout,
     band: &Band,
+    top: i32,
+    height: i32,
     across: impl Fn(f64) -> i32,
 ) -> Drawn {
-    let height = layout.band_height as i32;
-    let top = layout.bands_top as i32 + band.depth as i32 * height;
     let (left, right) = (across(band.begin), across(band.end));
     let right = right.max(left + 2);
     let color = SCOPES[band.scope % SCOPES.len()];
@@ -233,15 +197,9 @@ fn draw_band(
     area.draw(&Rectangle::new(corners, band_style(band.pass, color)))?;
 
     let fits = |text: &&str| height >= 12 && width_of(text, 12) <= right - left;
-    let number = band.label.rsplit(' ').next();
-    if let Some(text) = [Some(&*band.label), number]
-        .into_iter()
-        .flatten()
-        .find(fits)
-    {
-        let style = font(12)
-            .color(&INK)
-            .pos(Pos::new(HPos::Center, VPos::Center));
+    let number = band.label.rsplit(' ').next().unwrap_or_default();
+    if let Some(text) = [&*band.label, number].into_iter().find(fits) {
+        let style = font(12).pos(Pos::new(HPos::Center, VPos::Center));
         let center = ((left + right) / 2, top + height / 2);
         area.draw(&Text::new(text, center, style))?;
     }

@@ -15,8 +15,21 @@ use crate::{Policy, Remat, RematStats, checkpoint_labelled};
 
 const MIB: u64 = 1 << 20;
 
-fn svg(events: &[Event]) -> String {
-    MemoryPlot::new(events).svg()
+/// A trace of these events, each with the bytes that it adds.
+fn trace(events: impl IntoIterator<Item = (EventKind, i64)>) -> Vec<Event> {
+    let mut live_bytes = 0;
+    let event = |(kind, bytes): (_, i64)| {
+        live_bytes += bytes;
+        let scope = matches!(kind, EventKind::ScopeBegin { .. } | EventKind::ScopeEnd);
+        Event {
+            at: Duration::ZERO,
+            kind,
+            bytes: bytes.unsigned_abs(),
+            live_bytes: live_bytes as u64,
+            device: (!scope).then(|| DeviceId::new(0, 0)),
+        }
+    };
+    events.into_iter().map(event).collect()
 }
 
 fn traced(node: u64) -> Traced {
@@ -24,79 +37,22 @@ fn traced(node: u64) -> Traced {
     Traced { op, node }
 }
 
-/// A trace that is written like the program it comes from.
-#[derive(Default)]
-struct Program {
-    events: Vec<Event>,
-    live_bytes: u64,
-    nodes: u64,
-}
-
-impl Program {
-    fn push(&mut self, kind: EventKind, bytes: u64) {
-        let device = !matches!(kind, EventKind::ScopeBegin { .. } | EventKind::ScopeEnd);
-        self.events.push(Event {
-            at: Duration::from_micros(250 * self.events.len() as u64),
-            kind,
-            bytes,
-            live_bytes: self.live_bytes,
-            device: device.then(|| DeviceId::new(0, 0)),
-        });
-    }
-
-    fn alloc(&mut self, bytes: u64) -> u64 {
-        let node = self.nodes;
-        self.nodes += 1;
-        self.live_bytes += bytes;
-        self.push(EventKind::Alloc(traced(node), Kind::Activation), bytes);
-        node
-    }
-
-    fn evict(&mut self, node: u64, bytes: u64) {
-        self.live_bytes -= bytes;
-        self.push(EventKind::Evict(traced(node)), bytes);
-    }
-
-    fn free(&mut self, node: u64, bytes: u64) {
-        self.live_bytes -= bytes;
-        self.push(EventKind::Free(traced(node)), bytes);
-    }
-
-    fn replay(&mut self, node: u64, bytes: u64) {
-        self.live_bytes += bytes;
-        self.push(EventKind::Replay(traced(node), Duration::ZERO), bytes);
-    }
-
-    fn begin(&mut self, label: &str) {
-        let label = label.to_owned();
-        self.push(EventKind::ScopeBegin { label }, 0);
-    }
-
-    fn end(&mut self) {
-        self.push(EventKind::ScopeEnd, 0);
-    }
+fn alloc(node: u64) -> EventKind {
+    EventKind::Alloc(traced(node), Kind::Activation)
 }
 
 /// The texts of a picture; checks that it is well-formed and has only finite numbers.
 fn texts(svg: &str) -> Vec<String> {
     let document = roxmltree::Document::parse(svg).expect("well-formed XML");
-    for node in document.descendants().filter(|node| node.is_element()) {
-        for attribute in node.attributes() {
-            let value = attribute.value();
-            assert!(
-                !["NaN", "inf"].iter().any(|bad| value.contains(bad)),
-                "{}={value}",
-                attribute.name()
-            );
-        }
+    for attribute in document.descendants().flat_map(|node| node.attributes()) {
+        let is_in = |bad: &str| attribute.value().contains(bad);
+        assert!(!is_in("NaN") && !is_in("inf"), "{attribute:?}");
     }
     let texts = document
         .descendants()
         .filter(|node| node.has_tag_name("text"));
-    texts
-        .filter_map(|node| node.text())
-        .map(|text| text.trim().to_owned())
-        .collect()
+    let texts = texts.filter_map(|node| node.text());
+    texts.map(|text| text.trim().to_owned()).collect()
 }
 
 /// A step that was recorded: its numbers are those of the counters.
@@ -119,6 +75,7 @@ fn everything_has_its_label() {
     let (events, stats) = (recording.finish(), RematStats::of_thread());
     let (_, peak_bytes) = Timeline::new(&events).peak();
     let size = |bytes| Unit::for_axis(12 * MIB).text(bytes);
+    let row = |name, tensors, bytes| format!("{name}: {tensors} tensors, {}", size(bytes));
     let plot = MemoryPlot::new(&events)
         .title("GPT, <every> block & more")
         .budget_bytes(12 * MIB);
@@ -134,55 +91,42 @@ fn everything_has_its_label() {
         "events, in order".into(),
         "blocks 0-2".into(),
         "block 4".into(),
-        format!(
-            "evicted: {} tensors, {}",
-            stats.evicted_operations,
-            size(stats.evicted_bytes)
-        ),
-        format!(
-            "replayed: {} tensors, {}",
-            stats.replayed_operations,
-            size(stats.replayed_bytes)
-        ),
+        row("evicted", stats.evicted_operations, stats.evicted_bytes),
+        row("replayed", stats.replayed_operations, stats.replayed_bytes),
     ] {
         assert!(texts.contains(&expected), "{expected}: {texts:?}");
     }
-    let none = ["offloaded", "uploaded"];
-    assert!(
-        !texts
-            .iter()
-            .any(|text| none.iter().any(|none| text.contains(none)))
-    );
+    let moved = |text: &String| text.contains("offloaded") || text.contains("uploaded");
+    assert!(!texts.iter().any(moved));
 }
 
 #[test]
 fn nothing_recorded_is_an_empty_picture() {
-    let none = texts(&svg(&[]));
-    assert!(
-        none.iter().any(|text| text.ends_with("peak 0.00 KiB")),
-        "{none:?}"
-    );
-    let mut one = Program::default();
-    one.alloc(10);
-    texts(&svg(&one.events));
+    let none = texts(&MemoryPlot::new(&[]).svg());
+    let is_empty = |text: &String| text.ends_with("peak 0.00 KiB");
+    assert!(none.iter().any(is_empty), "{none:?}");
+    texts(&MemoryPlot::new(&trace([(alloc(0), 10)])).svg());
 }
 
 #[test]
 fn scopes_are_bands_forward_and_where_they_are_replayed() {
-    let mut program = Program::default();
-    program.begin("outer");
-    program.begin("inner");
-    let inner = program.alloc(5);
-    program.evict(inner, 5);
-    program.end();
-    let outer = program.alloc(3);
-    program.evict(outer, 3);
-    program.end();
-    program.replay(outer, 3);
-    program.replay(inner, 5);
-    program.free(inner, 5);
-
-    let timeline = Timeline::new(&program.events);
+    let begin = |label: &str| EventKind::ScopeBegin {
+        label: label.to_owned(),
+    };
+    let (inner, outer) = (0, 1);
+    let timeline = Timeline::new(&trace([
+        (begin("outer"), 0),
+        (begin("inner"), 0),
+        (alloc(inner), 5),
+        (EventKind::Evict(traced(inner)), -5),
+        (EventKind::ScopeEnd, 0),
+        (alloc(outer), 3),
+        (EventKind::Evict(traced(outer)), -3),
+        (EventKind::ScopeEnd, 0),
+        (EventKind::Replay(traced(outer), Duration::ZERO), 3),
+        (EventKind::Replay(traced(inner), Duration::ZERO), 5),
+        (EventKind::Free(traced(inner)), -5),
+    ]));
     let band = |depth, scope, label: &str, begin, end, pass| Band {
         depth,
         scope,
@@ -200,9 +144,8 @@ fn scopes_are_bands_forward_and_where_they_are_replayed() {
     assert_eq!(timeline.bands, expected);
     assert_eq!(timeline.depth(), 2);
     assert_eq!(timeline.peak(), (9.0, 8));
-    let movements: Vec<_> = timeline
-        .rows
-        .iter()
+    let rows = timeline.rows.iter();
+    let movements: Vec<_> = rows
         .map(|row| (row.name, row.bytes, row.at.len()))
         .collect();
     assert_eq!(movements, [("evicted", 8, 2), ("replayed", 8, 2)]);
@@ -210,12 +153,10 @@ fn scopes_are_bands_forward_and_where_they_are_replayed() {
 
 #[test]
 fn a_long_trace_is_a_small_picture() {
-    let mut program = Program::default();
-    for _ in 0..200_000 {
-        let node = program.alloc(MIB);
-        program.evict(node, MIB);
-    }
-    let svg = svg(&program.events);
+    let mib = MIB as i64;
+    let evict = |node| EventKind::Evict(traced(node));
+    let events = (0..200_000).flat_map(|node| [(alloc(node), mib), (evict(node), -mib)]);
+    let svg = MemoryPlot::new(&trace(events)).svg();
     assert!(svg.len() < 600_000, "{}", svg.len());
     assert!(texts(&svg).contains(&"peak 1.00 MiB".to_owned()));
 }

@@ -23,7 +23,7 @@ pub(super) struct Timeline {
 /// A position and the bytes that are live there.
 pub(super) type Point = (f64, u64);
 
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Band {
     /// How many scopes are around it.
     pub depth: usize,
@@ -51,41 +51,21 @@ pub(super) struct Row {
     pub at: Vec<f64>,
 }
 
-type IsOfRow = fn(&EventKind) -> bool;
-
-/// What happens to a tensor between its first computation and its end.
-const ROWS: [(&str, RGBColor, IsOfRow); 4] = [
-    ("evicted", RGBColor(210, 120, 30), |kind| {
-        matches!(kind, EventKind::Evict(..))
-    }),
-    ("replayed", RGBColor(40, 140, 80), |kind| {
-        matches!(kind, EventKind::Replay(..))
-    }),
-    ("offloaded", RGBColor(130, 80, 170), |kind| {
-        matches!(kind, EventKind::Offload(..))
-    }),
-    ("uploaded", RGBColor(30, 130, 170), |kind| {
-        matches!(kind, EventKind::Upload(..))
-    }),
-];
-
-/// The row of the events for which `is_of_row` is true.
-fn row(events: &[Event], (name, color, is_of_row): (&'static str, RGBColor, IsOfRow)) -> Row {
-    let events = events.iter().enumerate();
-    let events = events.filter(|(_, event)| is_of_row(&event.kind));
-    let (at, bytes): (_, Vec<u64>) = events
-        .map(|(number, event)| (number as f64, event.bytes))
-        .unzip();
-    Row {
-        name,
-        color,
-        bytes: bytes.into_iter().sum(),
-        at,
-    }
-}
-
 impl Timeline {
     pub fn new(events: &[Event]) -> Self {
+        // What happens to a tensor between its first computation and its end.
+        let mut rows = [
+            ("evicted", RGBColor(210, 120, 30)),
+            ("replayed", RGBColor(40, 140, 80)),
+            ("offloaded", RGBColor(130, 80, 170)),
+            ("uploaded", RGBColor(30, 130, 170)),
+        ]
+        .map(|(name, color)| Row {
+            name,
+            color,
+            bytes: 0,
+            at: Vec::new(),
+        });
         let mut curves = BTreeMap::<_, Vec<_>>::new();
         let mut scopes = Scopes::default();
         for (number, event) in events.iter().enumerate() {
@@ -95,13 +75,24 @@ impl Timeline {
                 let points = curves.entry(device).or_default();
                 points.push((at, event.live_bytes));
             }
+            let row = match event.kind {
+                EventKind::Evict(_) => &mut rows[0],
+                EventKind::Replay(..) => &mut rows[1],
+                EventKind::Offload(_) => &mut rows[2],
+                EventKind::Upload(_) => &mut rows[3],
+                _ => continue,
+            };
+            row.bytes += event.bytes;
+            row.at.push(at);
         }
         let end = events.len().saturating_sub(1) as f64;
-        let rows = ROWS.map(|of| row(events, of)).into_iter();
+        for open in scopes.open {
+            scopes.bands[open].end = end;
+        }
         Self {
             curves,
-            bands: scopes.finish(end),
-            rows: rows.filter(|row| !row.at.is_empty()).collect(),
+            bands: scopes.bands,
+            rows: rows.into_iter().filter(|row| !row.at.is_empty()).collect(),
             end,
         }
     }
@@ -128,8 +119,8 @@ struct Scopes {
     open: Vec<usize>,
     /// The scopes that a node was made in, outermost first.
     made_in: HashMap<u64, Vec<usize>>,
-    /// By depth, the last band that is a replay.
-    replays: Vec<Option<usize>>,
+    /// The bands of the scopes that are replayed, outermost first.
+    replays: Vec<usize>,
 }
 
 impl Scopes {
@@ -164,34 +155,19 @@ impl Scopes {
     fn replay(&mut self, node: u64, at: f64) {
         let Self { bands, replays, .. } = self;
         let path = self.made_in.get(&node).map_or(&[][..], Vec::as_slice);
-        replays.resize(replays.len().max(path.len()), None);
-        for (depth, last) in replays.iter_mut().enumerate() {
-            let Some(&scope) = path.get(depth) else {
-                *last = None;
-                continue;
-            };
-            match *last {
-                Some(band) if bands[band].scope == scope => bands[band].end = at,
-                _ => {
-                    *last = Some(bands.len());
-                    bands.push(Band {
-                        depth,
-                        scope,
-                        label: bands[scope].label.clone(),
-                        begin: at,
-                        end: at,
-                        pass: Pass::Replay,
-                    });
-                }
-            }
+        let same = |&(&band, &scope): &(&usize, &usize)| bands[band].scope == scope;
+        replays.truncate(replays.iter().zip(path).take_while(same).count());
+        for &band in &*replays {
+            bands[band].end = at;
         }
-    }
-
-    /// The bands, those of open scopes up to `end`.
-    fn finish(mut self, end: f64) -> Vec<Band> {
-        for open in self.open {
-            self.bands[open].end = end;
+        for &scope in &path[replays.len()..] {
+            replays.push(bands.len());
+            bands.push(Band {
+                begin: at,
+                end: at,
+                pass: Pass::Replay,
+                ..bands[scope].clone()
+            });
         }
-        self.bands
     }
 }
