@@ -46,17 +46,13 @@ thread_local! {
 /// ```
 #[derive(Debug)]
 #[must_use = "ends when this is dropped"]
-pub struct Verify {
-    thread: PhantomData<*const ()>,
-}
+pub struct Verify(PhantomData<*const ()>);
 
 impl Verify {
     /// Turns the comparison on for this thread, until the last of its guards is dropped.
     pub fn on() -> Self {
         GUARDS.set(GUARDS.get() + 1);
-        Self {
-            thread: PhantomData,
-        }
+        Self(PhantomData)
     }
 }
 
