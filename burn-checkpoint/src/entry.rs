@@ -75,7 +75,14 @@ pub(crate) struct NodeInfo {
     pub id: u64,
 }
 
+/// Evicts a node, after a comparison in verify mode.
+pub(crate) fn evict(node: Arc<dyn AnyEntry>) {
+    node.clone().rehearse();
+    node.evict();
+}
+
 /// The resident tensors with one storage, which is freed when all of them are evicted.
+#[derive(Default)]
 pub(crate) struct Group {
     pub members: Vec<Arc<dyn AnyEntry>>,
     pub bytes: u64,
@@ -89,21 +96,6 @@ pub(crate) struct Group {
     pub is_held: bool,
     /// The number of the operation that used any of them last.
     pub last_used: u64,
-}
-
-impl Group {
-    /// A group without members.
-    pub fn new(bytes: u64) -> Self {
-        Self {
-            members: Vec::with_capacity(1),
-            bytes,
-            has_users: false,
-            overwrites: false,
-            restores: 0,
-            is_held: false,
-            last_used: 0,
-        }
-    }
 }
 
 /// Whether and how a tensor without storage can come back.

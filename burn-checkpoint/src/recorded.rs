@@ -72,7 +72,10 @@ impl<B: Backend> AnyEntry for Node<B> {
             return 0;
         };
         drop(storage);
-        self.meta.memory.evicted(bytes);
+        self.meta.memory.counts.count(|stats| {
+            stats.evicted_bytes += bytes;
+            stats.evicted_operations += 1;
+        });
         self.meta.emit(EventKind::Evict, bytes);
         bytes
     }
@@ -101,17 +104,16 @@ impl<B: Backend> AnyEntry for Node<B> {
             state.origin = Origin::Hosted;
         }
         let bytes = self.meta.bytes;
-        let Some((storage, _)) = vacate(&self.meta, &mut state) else {
-            return false;
-        };
+        let vacated = vacate(&self.meta, &mut state);
         let Storage::Host(copy) = &mut state.storage else {
             return false;
         };
         // The data of a copy that is used again has arrived.
         prefetch.add(copy.position, own, copy.has_arrived());
         drop(state);
-        drop(storage);
-        self.meta.memory.offloaded(bytes);
+        drop(vacated);
+        let counts = &self.meta.memory.counts;
+        counts.count(|stats| stats.offloaded_bytes += bytes);
         self.meta.emit(EventKind::Offload, bytes);
         prefetch.poll();
         true
@@ -148,7 +150,7 @@ impl<B: Backend> AnyEntry for Node<B> {
         let Storage::Host(copy) = &mut state.storage else {
             return false;
         };
-        if copy.is_ahead() {
+        if copy.ahead.is_some() {
             return true;
         }
         // Uploads only data that has arrived, so it does not wait.
@@ -175,7 +177,11 @@ impl<B: Backend> AnyEntry for Node<B> {
     }
 
     fn group(self: Arc<Self>) -> Option<Group> {
-        let mut group = Group::new(self.meta.bytes);
+        let mut group = Group {
+            members: Vec::with_capacity(1),
+            bytes: self.meta.bytes,
+            ..Group::default()
+        };
         let now = clock::now();
         let mut add = |node: Arc<Self>, state: &State<B>| {
             group.has_users |= node.meta.users() > 0;
@@ -270,7 +276,9 @@ impl<B: Backend> AnyEntry for Node<B> {
         match self.state.lock().origin {
             Origin::Hosted => {
                 let budget = self.meta.memory.budget();
-                budget.map_or(0.0, |budget| budget.upload_ns(self.meta.bytes))
+                budget.map_or(0.0, |budget| {
+                    budget.settings.costs.upload_ns(self.meta.bytes)
+                })
             }
             Origin::Fixed | Origin::Recorded | Origin::Delivered => self.meta.cost_ns,
         }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Once, Weak};
 
 use crate::context::{self, Frame};
-use crate::entry::AnyEntry;
+use crate::entry::{self, AnyEntry};
 use crate::outputs::{self, Outputs};
 use crate::policy::{Policy, SavePolicy};
 use crate::tiny;
@@ -91,10 +91,7 @@ pub(crate) fn keeping<R>(region: impl FnOnce() -> R) -> R {
 /// Nothing here; the next use of each brings it back, with what it was computed from.
 pub fn evict(tensors: &impl Outputs) {
     let (_, nodes) = outputs::collect(tensors);
-    for node in nodes {
-        node.clone().rehearse();
-        node.evict();
-    }
+    nodes.into_iter().for_each(entry::evict);
 }
 
 fn run<R: Outputs>(policy: Policy, label: Option<String>, region: impl FnOnce() -> R) -> R {
@@ -130,7 +127,6 @@ fn end(frame: Frame, results: Vec<Arc<dyn AnyEntry>>) {
     let ends = nodes.iter().filter_map(Weak::upgrade);
     let ends = ends.filter(tiny::is_end);
     let tiny = sizes.tiny(ends.map(|node| node.info().owner_bytes));
-    let is_tiny = |node: &Arc<dyn AnyEntry>| tiny.contains(&node.info().owner_bytes);
     let saved = |weak: &Weak<dyn AnyEntry>| {
         let node = weak.upgrade()?;
         // There are few results.
@@ -138,9 +134,11 @@ fn end(frame: Frame, results: Vec<Arc<dyn AnyEntry>>) {
             return None;
         }
         let save_policy = node.save_policy(&region.policy)?;
-        let save_policy = match is_tiny(&node) && tiny::is_end(&node) {
-            true => SavePolicy::Keep,
-            false => save_policy,
+        let is_tiny = tiny.contains(&node.info().owner_bytes) && tiny::is_end(&node);
+        let save_policy = if is_tiny {
+            SavePolicy::Keep
+        } else {
+            save_policy
         };
         Some((node, save_policy))
     };

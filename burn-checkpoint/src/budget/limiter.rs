@@ -12,11 +12,11 @@ use super::candidates::Candidates;
 use super::gradients::Gradients;
 use super::memo::Memo;
 use super::need::Needs;
-use super::settings::{LimitSetting, MemoryBudget, Overflow};
+use super::settings::{LimitSetting, MemoryBudget};
 use super::thrashing::Thrashing;
 use crate::clock::{self, Lineage};
-use crate::cost::{Costs, ResultKey};
-use crate::entry::AnyEntry;
+use crate::cost::ResultKey;
+use crate::entry::{self, AnyEntry};
 use crate::error::{Need, size};
 use crate::snapshot::Snapshot;
 use crate::stats::Counts;
@@ -29,14 +29,14 @@ const LARGEST_ELEMENT_BYTES: u64 = 8;
 
 /// The budget of one device.
 pub(crate) struct Budget {
-    settings: MemoryBudget,
+    pub settings: MemoryBudget,
     start: Instant,
     /// `u64::MAX` while it is measured.
     limit: AtomicU64,
     /// Whether the backward pass of the step under way has begun.
     differentiated: AtomicBool,
-    counts: Arc<Counts>,
-    pub gradients: Gradients,
+    pub counts: Arc<Counts>,
+    pub gradients: Mutex<Gradients>,
     /// Bytes that were live when nothing more could be evicted.
     stuck: AtomicU64,
     nodes: Mutex<Nodes>,
@@ -75,13 +75,9 @@ impl Known {
 }
 
 impl Nodes {
-    fn remember(&mut self, id: u64, node: Weak<dyn AnyEntry>, bytes: u64) {
-        debug_assert!(self.all.last().is_none_or(|last| last.id < id));
-        self.all.push(Known {
-            id,
-            node: Some(node),
-            is_single: bytes <= LARGEST_ELEMENT_BYTES,
-        });
+    fn remember(&mut self, known: Known) {
+        debug_assert!(self.all.last().is_none_or(|last| last.id < known.id));
+        self.all.push(known);
         if self.all.len() > self.tidy_at {
             let is_alive = |node: &Weak<dyn AnyEntry>| node.strong_count() > 0;
             self.all
@@ -106,10 +102,6 @@ impl Nodes {
         while self.all.pop_if(|known| known.node.is_none()).is_some() {}
     }
 
-    fn alive(&self) -> impl Iterator<Item = Arc<dyn AnyEntry>> {
-        self.all.iter().filter_map(Known::node)
-    }
-
     /// Starts again without what the optimizer's operations left behind: on ranks that sharded it these have other sizes, and what is evicted in
     /// forward and backward must be the same on all of them.
     fn begin_step(&mut self) {
@@ -118,7 +110,7 @@ impl Nodes {
             node.inspect(|node| node.unlist()).is_some()
         });
         self.sorted = 0;
-        self.candidates.clear();
+        self.candidates = Candidates::default();
         self.memo.begin_step(clock::now());
     }
 
@@ -157,7 +149,7 @@ impl Budget {
             limit: AtomicU64::new(limit),
             differentiated: AtomicBool::new(false),
             counts,
-            gradients: Gradients::default(),
+            gradients: Mutex::default(),
             stuck: AtomicU64::new(u64::MAX),
             nodes: Mutex::default(),
             program: AtomicU64::new(0),
@@ -170,10 +162,6 @@ impl Budget {
         self.counts.live()
     }
 
-    pub fn peak(&self) -> u64 {
-        self.counts.highest()
-    }
-
     /// The limit; `None` while it is measured.
     pub fn limit(&self) -> Option<u64> {
         Some(self.limit.load(Ordering::Relaxed)).filter(|limit| *limit < u64::MAX)
@@ -184,10 +172,10 @@ impl Budget {
         if let LimitSetting::Fraction(fraction) = self.settings.limit
             && self.limit().is_none()
         {
-            let limit = (self.peak() as f64 * fraction) as u64;
+            let limit = (self.counts.highest() as f64 * fraction) as u64;
             self.limit.store(limit, Ordering::Relaxed);
             let need = self.needs.largest();
-            if self.settings.overflow == Overflow::Panic && need.bytes() > limit {
+            if self.settings.strict && need.bytes() > limit {
                 panic!("{}", need.error(limit));
             }
         }
@@ -200,7 +188,16 @@ impl Budget {
             self.measured();
             self.step_is_over();
         }
-        self.settle_scalars();
+        // Drops the recipes of single numbers: a loss that the training loop holds would keep the whole forward pass.
+        let nodes = self.nodes.lock();
+        let single = nodes.all.iter().filter(|known| known.is_single);
+        let single: Vec<_> = single.filter_map(Known::node).collect();
+        drop(nodes);
+        for node in single {
+            if node.info().users > 0 {
+                node.settle();
+            }
+        }
     }
 
     /// Ends a step: counts it if it thrashed, and logs its largest need if that exceeds the limit.
@@ -213,30 +210,18 @@ impl Budget {
         }
     }
 
+    /// A step is over, and its gradients are state.
     fn ends_step(&self) {
         if self.differentiated.swap(false, Ordering::Relaxed) {
             self.measured();
         }
         self.step_is_over();
-    }
-
-    /// Drops the recipes of single numbers: a loss that the training loop holds would keep the whole forward pass.
-    fn settle_scalars(&self) {
-        let nodes = self.nodes.lock();
-        let single = nodes.all.iter().filter(|known| known.is_single);
-        let single: Vec<_> = single.filter_map(Known::node).collect();
-        drop(nodes);
-        for node in single {
-            if node.info().users > 0 {
-                node.settle();
-            }
-        }
+        self.counts.remove(self.gradients.lock().retire());
     }
 
     /// A forward pass begins: live tensors that descend from gradients are state, and no longer counted.
     pub fn forward_begins(&self) {
         self.ends_step();
-        self.counts.remove(self.gradients.retire());
         for node in self.alive() {
             if node.info().lineage == Lineage::Gradient {
                 node.retire();
@@ -250,7 +235,6 @@ impl Budget {
     /// A step ends: every live tensor is state. It loses its recipe and is no longer counted.
     pub fn step_ends(&self) {
         self.ends_step();
-        self.counts.remove(self.gradients.retire());
         for node in self.alive() {
             node.settle();
             node.retire();
@@ -258,7 +242,12 @@ impl Budget {
     }
 
     fn alive(&self) -> Vec<Arc<dyn AnyEntry>> {
-        self.nodes.lock().alive().collect()
+        self.nodes
+            .lock()
+            .all
+            .iter()
+            .filter_map(Known::node)
+            .collect()
     }
 
     /// Records what an operation of an unconstrained step needs, if the limit is being measured.
@@ -279,7 +268,7 @@ impl Budget {
             && self.counts.lowest.load(Ordering::Relaxed) >= stuck;
         // Except to log a need clearly larger than the largest known one, or to refuse the operation.
         let known = !self.needs.is_clearly_larger(self.live() + bytes);
-        if little && known && self.settings.overflow == Overflow::Warn {
+        if little && known && !self.settings.strict {
             return;
         }
         self.stuck.store(u64::MAX, Ordering::Relaxed);
@@ -291,7 +280,7 @@ impl Budget {
             stats.searched_tensors += looks;
             stats.search_time += time;
         });
-        if self.settings.overflow == Overflow::Warn && self.thrashing.is_endless() {
+        if !self.settings.strict && self.thrashing.is_endless() {
             let limit = 2 * limit.max(self.live() + bytes);
             self.limit.store(limit, Ordering::Relaxed);
             log::warn!(
@@ -313,14 +302,12 @@ impl Budget {
     fn evict(&self, bytes: u64, limit: u64) -> (bool, u64) {
         let now = clock::now();
         let fits = || self.live().saturating_add(bytes) <= limit;
-        let key = [self.live(), bytes, limit];
-        let key = key
-            .into_iter()
-            .fold(self.program.load(Ordering::Relaxed), mix);
+        let program = self.program.load(Ordering::Relaxed);
+        let key = [self.live(), bytes, limit].into_iter().fold(program, mix);
         let known = self.nodes.lock().repeat(key);
         let goes_on = known.is_some();
         if let Some((members, made_room)) = known {
-            members.into_iter().for_each(evict);
+            members.into_iter().for_each(entry::evict);
             if fits() == made_room {
                 return (made_room, 0);
             }
@@ -340,7 +327,7 @@ impl Budget {
                 break;
             };
             drop(nodes);
-            group.members.iter().cloned().for_each(evict);
+            group.members.iter().cloned().for_each(entry::evict);
             nodes = self.nodes.lock();
             for member in group.members {
                 let info = member.info();
@@ -360,18 +347,18 @@ impl Budget {
     /// What the operation under way needs, which is about to make so many bytes.
     fn need(&self, alive: &[Arc<dyn AnyEntry>], op: &'static str, bytes: u64) -> Need {
         let mut need = Need::of(alive, clock::now(), op, bytes);
-        need.gradients_bytes += self.gradients.bytes();
+        need.gradients_bytes += self.gradients.lock().bytes;
         need
     }
 
     fn overflows(&self, op: &'static str, bytes: u64, limit: u64) {
-        let refuses = self.settings.overflow == Overflow::Panic;
-        if !refuses && !self.needs.is_clearly_larger(self.live() + bytes) {
+        let strict = self.settings.strict;
+        if !strict && !self.needs.is_clearly_larger(self.live() + bytes) {
             return;
         }
         let need = self.need(&self.alive(), op, bytes);
         let need = need.with_all_of(self.live());
-        if refuses {
+        if strict {
             panic!("{}", need.error(limit));
         }
         self.needs.keep(need);
@@ -389,11 +376,6 @@ impl Budget {
     /// Whether a branch point, which several recipes start from, keeps its storage without handles: in forward, once there is a limit.
     pub fn keeps_branch_points(&self) -> bool {
         !self.differentiated.load(Ordering::Relaxed) && self.limit().is_some()
-    }
-
-    /// Whether an operation for which the device has no memory runs again.
-    pub fn retries(&self) -> bool {
-        self.settings.retries
     }
 
     /// Evicts an eighth of what is live. Returns the bytes that this frees.
@@ -421,16 +403,6 @@ impl Budget {
         Snapshot::new(device, self.start.elapsed(), self.live(), holders)
     }
 
-    /// Where costs come from.
-    pub fn costs(&self) -> &Costs {
-        &self.settings.costs
-    }
-
-    /// Estimated nanoseconds to bring a tensor of so many bytes back from the host.
-    pub fn upload_ns(&self, bytes: u64) -> f32 {
-        self.settings.costs.upload_ns(bytes)
-    }
-
     /// Counts the work of a replay.
     pub fn replayed(&self, cost_ns: f32) {
         self.thrashing.replayed(cost_ns);
@@ -445,7 +417,11 @@ impl Budget {
 
     /// Adds a new node of so many bytes.
     pub fn register(&self, id: u64, node: Weak<dyn AnyEntry>, bytes: u64) {
-        self.nodes.lock().remember(id, node, bytes);
+        self.nodes.lock().remember(Known {
+            id,
+            node: Some(node),
+            is_single: bytes <= LARGEST_ELEMENT_BYTES,
+        });
     }
 
     /// Removes a node that is being dropped: what refers to it would keep its allocation.
@@ -476,11 +452,6 @@ impl Budget {
             self.look(op, bytes);
         }
     }
-}
-
-fn evict(node: Arc<dyn AnyEntry>) {
-    node.clone().rehearse();
-    node.evict();
 }
 
 /// Adds a number to a hash.

@@ -48,21 +48,18 @@ impl Need {
                 .or_insert((why, info.owner_bytes));
             storage.0 = storage.0.max(why);
         }
-        let mut need = Self {
+        let of = |why| {
+            let same = storages.values().filter(|(own, _)| *own == why);
+            same.map(|(_, bytes)| bytes).sum()
+        };
+        Self {
             op,
             result_bytes,
-            ..Self::default()
-        };
-        for (why, bytes) in storages.into_values() {
-            match why {
-                Why::Evictable => {}
-                Why::Kept => need.kept_bytes += bytes,
-                Why::Random => need.random_bytes += bytes,
-                Why::Gradient => need.gradients_bytes += bytes,
-                Why::InUse => need.in_use_bytes += bytes,
-            }
+            kept_bytes: of(Why::Kept),
+            random_bytes: of(Why::Random),
+            gradients_bytes: of(Why::Gradient),
+            in_use_bytes: of(Why::InUse),
         }
-        need
     }
 
     /// Adds all other live bytes to `kept_bytes`, for a need measured where nothing more can be evicted.
