@@ -254,9 +254,7 @@ pub(crate) fn push(policy: Policy) {
     begin(Phase::Forward);
     CONTEXT.with_borrow_mut(|context| {
         let parent = context.frames.last().map(|frame| frame.region.clone());
-        if parent.is_none() {
-            context.met = false;
-        }
+        context.met &= parent.is_some();
         context.frames.push(Frame {
             region: Arc::new(Region::new(policy, parent)),
             nodes: Vec::new(),

@@ -1,4 +1,4 @@
-//! The copy of a tensor in host memory. `prefetch.rs` keeps the order in which backward uses the copies.
+//! The copy of a tensor in host memory: `download.rs` reads it, `prefetch.rs` keeps the order in which backward uses the copies.
 
 use std::sync::mpsc::Receiver;
 
@@ -7,13 +7,9 @@ use burn_backend::tensor::Device;
 
 use crate::download::{self, Read};
 use crate::kind::{Upload, Value};
-use crate::prefetch::Position;
 use crate::verify;
 
-/// The copy of a tensor in host memory, complete or under way.
-///
-/// It is read together with the other tensors that its scope moves (`download.rs`), which then frees the device's memory. The host waits
-/// for the copy only when the tensor is used again.
+/// The copy of a tensor in host memory, complete or under way. Device memory is free once it has been read.
 pub(crate) struct HostCopy<B: Backend> {
     data: HostData,
     upload: Upload<B>,
@@ -21,8 +17,6 @@ pub(crate) struct HostCopy<B: Backend> {
     pub ahead: Option<Value<B>>,
     /// The checksum of the tensor's elements, in verify mode.
     pub checksum: Option<u64>,
-    /// Its position in the order in which backward uses host copies.
-    pub position: Position,
 }
 
 enum HostData {
@@ -32,13 +26,12 @@ enum HostData {
 
 impl<B: Backend> HostCopy<B> {
     /// Starts the copy, with the others of its scope; `None` if the value is not one tensor.
-    pub fn start(value: &Value<B>, position: impl FnOnce() -> Position) -> Option<Self> {
+    pub fn start(value: &Value<B>) -> Option<Self> {
         Some(Self {
             upload: value.upload()?,
             data: HostData::Underway(download::add(value)),
             ahead: None,
             checksum: verify::checksum(value),
-            position: position(),
         })
     }
 

@@ -67,11 +67,8 @@ macro_rules! tuples {
 
 tuples!(A B C D E F G H);
 
-macro_rules! plain {
-    ($($plain:ty)*) => { touched!(|_| {}; $([] $plain),*); };
-}
-
-plain!(bool u8 u16 u32 u64 usize i8 i16 i32 i64 isize f32 f64 String &'static str);
+touched!(|_| {}; [] bool, [] u8, [] u16, [] u32, [] u64, [] usize, [] i8, [] i16, [] i32, [] i64, [] isize, [] f32, [] f64,
+    [] String, [] &'static str);
 
 /// Implements [`Outputs`] for a struct, by the fields that hold tensors.
 ///

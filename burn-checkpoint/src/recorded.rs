@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use burn_backend::Backend;
 
 use crate::clock;
-use crate::entry::{AnyEntry, Group, NodeInfo, Origin, VisitSource};
+use crate::entry::{AnyEntry, Group, NodeInfo, Origin};
 use crate::host_copy::HostCopy;
 use crate::node::{Node, State, Storage, vacate};
 use crate::policy::{OpCall, Policy, SavePolicy};
@@ -21,8 +21,8 @@ impl<B: Backend> Drop for Node<B> {
             let bytes = self.meta.storage_removed();
             self.meta.freed(bytes);
         }
-        if let Storage::Host(copy) = &state.storage {
-            self.meta.memory.prefetch.forget(copy.position);
+        if let Storage::Host(_) = &state.storage {
+            self.meta.memory.prefetch.forget(self.meta.id);
         }
         if let Some(budget) = self.meta.memory.budget() {
             budget.forget(self.meta.id);
@@ -66,10 +66,10 @@ impl<B: Backend> AnyEntry for Node<B> {
         self.meta.kind()
     }
 
-    fn evict(&self) -> u64 {
+    fn evict(&self) {
         let vacated = vacate(&self.meta, &mut self.state.lock());
         let Some((storage, bytes)) = vacated else {
-            return 0;
+            return;
         };
         drop(storage);
         self.meta.memory.counts.count(|stats| {
@@ -77,7 +77,6 @@ impl<B: Backend> AnyEntry for Node<B> {
             stats.evicted_operations += 1;
         });
         self.meta.emit(EventKind::Evict, bytes);
-        bytes
     }
 
     fn rehearse(self: Arc<Self>) {
@@ -97,7 +96,7 @@ impl<B: Backend> AnyEntry for Node<B> {
             return false;
         }
         if state.copy.is_none() {
-            let Some(copy) = HostCopy::start(value, || prefetch.position(self.meta.id)) else {
+            let Some(copy) = HostCopy::start(value) else {
                 return false;
             };
             state.copy = Some(Box::new(copy));
@@ -109,7 +108,7 @@ impl<B: Backend> AnyEntry for Node<B> {
             return false;
         };
         // The data of a copy that is used again has arrived.
-        prefetch.add(copy.position, own, copy.has_arrived());
+        prefetch.add(self.meta.id, own, copy.has_arrived());
         drop(state);
         drop(vacated);
         let counts = &self.meta.memory.counts;
@@ -253,7 +252,7 @@ impl<B: Backend> AnyEntry for Node<B> {
         outer.map(|_| self.meta.own_bytes())
     }
 
-    fn sources(&self, visit: &mut VisitSource<'_>) {
+    fn sources(&self, search: u64, evicted: &mut Vec<Arc<dyn AnyEntry>>) {
         if self.state.lock().origin == Origin::Hosted {
             return;
         }
@@ -262,14 +261,10 @@ impl<B: Backend> AnyEntry for Node<B> {
             let state = node.state();
             let comes_back = !state.is_resident() && state.origin != Origin::Fixed;
             drop(state);
-            if comes_back {
-                visit(&**node, &|| node.clone());
+            if comes_back && node.meta.search.swap(search, Ordering::Relaxed) != search {
+                evicted.push(node.clone());
             }
         });
-    }
-
-    fn is_new_to(&self, search: u64) -> bool {
-        self.meta.search.swap(search, Ordering::Relaxed) != search
     }
 
     fn cost_ns(&self) -> f32 {

@@ -74,19 +74,9 @@ impl<B: Backend> Drop for Locked<B> {
 
 /// Brings the inputs of a recipe back.
 pub(crate) fn lock_inputs<B: Backend>(recipe: &dyn Recipe<B>) -> Locked<B> {
-    let mut inputs = Vec::new();
-    recipe.inputs(&mut |source| inputs.push(source.node().clone()));
     let mut locked = Locked::default();
-    for node in inputs {
-        loop {
-            bring_back([node.clone()]);
-            let mut state = node.state();
-            if state.is_resident() {
-                locked.add(&node, &mut state);
-                break;
-            }
-        }
-    }
+    recipe.inputs(&mut |source| locked.add(source.node(), &mut source.node().state()));
+    bring_back(locked.0.iter().cloned());
     locked
 }
 
@@ -118,7 +108,6 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
             return lost(node, reason);
         }
     };
-    let position = copy.position;
     state.restores += u32::from(!verify::is_rehearsing());
     let storage = std::mem::replace(&mut state.storage, Storage::Resident(value));
     let unneeded = match storage {
@@ -143,10 +132,10 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
     }
     if let Some(budget) = meta.memory.budget() {
         // Nothing is uploaded ahead under a budget: what it evicts would depend on when copies arrive.
-        meta.memory.prefetch.forget(position);
+        meta.memory.prefetch.forget(meta.id);
         budget.list(node);
     } else {
-        meta.memory.prefetch.asked_for(position);
+        meta.memory.prefetch.asked_for(meta.id);
     }
     true
 }
@@ -182,7 +171,9 @@ pub(crate) fn rehearse<B: Backend>(node: &Arc<Node<B>>) {
     };
     drop(state);
     drop(storage);
-    verify::rehearse(|| Plan::new(node.clone()).run());
+    let rehearsing = Scope::enter(&verify::REHEARSING, true);
+    Plan::new(node.clone()).run();
+    drop(rehearsing);
     node.state().viewed = viewed;
 }
 
@@ -405,14 +396,12 @@ impl<B: Backend> Plan<B> {
     /// One use of each input is over.
     fn release(&mut self, inputs: Range<usize>) {
         for input in inputs {
-            let input = &mut self.nodes[self.inputs[input]];
-            if let Some(planned) = input {
+            let last = self.nodes[self.inputs[input]].take_if(|planned| {
                 planned.uses -= 1;
-                if planned.uses == 0
-                    && let Some(planned) = input.take()
-                {
-                    self.unlock(&planned);
-                }
+                planned.uses == 0
+            });
+            if let Some(planned) = last {
+                self.unlock(&planned);
             }
         }
     }

@@ -6,13 +6,13 @@ use std::time::Instant;
 
 use burn_backend::DeviceId;
 use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::candidates::Candidates;
 use super::gradients::Gradients;
 use super::memo::Memo;
 use super::need::Needs;
-use super::settings::{LimitSetting, MemoryBudget};
+use super::settings::MemoryBudget;
 use super::thrashing::Thrashing;
 use crate::clock::{self, Lineage};
 use crate::cost::ResultKey;
@@ -75,33 +75,6 @@ impl Known {
 }
 
 impl Nodes {
-    fn remember(&mut self, known: Known) {
-        debug_assert!(self.all.last().is_none_or(|last| last.id < known.id));
-        self.all.push(known);
-        if self.all.len() > self.tidy_at {
-            let is_alive = |node: &Weak<dyn AnyEntry>| node.strong_count() > 0;
-            self.all
-                .retain(|known| known.node.as_ref().is_some_and(is_alive));
-            self.tidy_at = self.all.len() * 3 / 2 + 64;
-        }
-    }
-
-    fn forget(&mut self, id: u64) {
-        let Some(last) = self.all.last() else {
-            return;
-        };
-        // The index is this one if no number after it is missing, and larger if some are.
-        let after = last.id.saturating_sub(id) as usize;
-        let least = (self.all.len() - 1).saturating_sub(after);
-        let rest = &mut self.all[least..];
-        if rest[0].id == id {
-            rest[0].node = None;
-        } else if let Ok(at) = rest.binary_search_by_key(&id, |known| known.id) {
-            rest[at].node = None;
-        }
-        while self.all.pop_if(|known| known.node.is_none()).is_some() {}
-    }
-
     /// Starts again without what the optimizer's operations left behind: on ranks that sharded it these have other sizes, and what is evicted in
     /// forward and backward must be the same on all of them.
     fn begin_step(&mut self) {
@@ -139,14 +112,10 @@ impl Nodes {
 
 impl Budget {
     pub fn new(settings: MemoryBudget, counts: Arc<Counts>) -> Self {
-        let limit = match settings.limit {
-            LimitSetting::Bytes(bytes) => bytes,
-            LimitSetting::Fraction(_) => u64::MAX,
-        };
         Self {
             settings,
             start: Instant::now(),
-            limit: AtomicU64::new(limit),
+            limit: AtomicU64::new(settings.bytes),
             differentiated: AtomicBool::new(false),
             counts,
             gradients: Mutex::default(),
@@ -169,7 +138,7 @@ impl Budget {
 
     /// Sets a limit that is a fraction, once the first step is over: of that step's peak, gradients included.
     fn measured(&self) {
-        if let LimitSetting::Fraction(fraction) = self.settings.limit
+        if let Some(fraction) = self.settings.fraction
             && self.limit().is_none()
         {
             let limit = (self.counts.highest() as f64 * fraction) as u64;
@@ -253,7 +222,7 @@ impl Budget {
     /// Records what an operation of an unconstrained step needs, if the limit is being measured.
     #[cold]
     fn look(&self, op: &'static str, bytes: u64) {
-        if matches!(self.settings.limit, LimitSetting::Fraction(_)) {
+        if self.settings.fraction.is_some() {
             let alive = self.alive();
             self.needs.look(alive.len(), self.need(&alive, op, bytes));
         }
@@ -287,9 +256,7 @@ impl Budget {
                 "the memory budget is raised to {}: under it a step would not end in reasonable time",
                 size(limit)
             );
-            if self.live().saturating_add(bytes) <= limit {
-                return;
-            }
+            return;
         }
         if !fits {
             self.stuck.store(self.live(), Ordering::Relaxed);
@@ -356,13 +323,15 @@ impl Budget {
         if !strict && !self.needs.is_clearly_larger(self.live() + bytes) {
             return;
         }
-        let need = self.need(&self.alive(), op, bytes);
-        let need = need.with_all_of(self.live());
+        let mut need = self.need(&self.alive(), op, bytes);
+        // Nothing more can be evicted: all else that is live stays.
+        let counted = need.bytes() - need.result_bytes;
+        need.kept_bytes += self.live().saturating_sub(counted);
         if strict {
             panic!("{}", need.error(limit));
         }
         self.needs.keep(need);
-        if self.needs.is_silent() {
+        if self.needs.said_bytes.load(Ordering::Relaxed) == 0 {
             // The first is logged at once; later the largest need of each step is logged at its end.
             self.needs.say(limit);
         }
@@ -370,7 +339,7 @@ impl Budget {
 
     /// Whether a tensor that came back may be evicted again; also while the limit is measured.
     pub fn may_evict(&self) -> bool {
-        self.settings.limit != LimitSetting::Bytes(u64::MAX)
+        self.settings.fraction.is_some() || self.settings.bytes < u64::MAX
     }
 
     /// Whether a branch point, which several recipes start from, keeps its storage without handles: in forward, once there is a limit.
@@ -388,17 +357,14 @@ impl Budget {
 
     /// The live tensors, by operation.
     pub fn holders(&self, device: DeviceId) -> Snapshot {
-        let mut storages = FxHashMap::default();
-        for node in self.alive() {
-            let info = node.info();
-            if info.resident && !info.retired {
-                storages.insert(info.owner, (info.op.name, node.kind(), info.owner_bytes));
-            }
-        }
+        let mut storages = FxHashSet::default();
         let mut holders: FxHashMap<_, (u64, usize)> = FxHashMap::default();
-        for (op, kind, bytes) in storages.into_values() {
-            let holder = holders.entry((op, kind)).or_default();
-            *holder = (holder.0 + bytes, holder.1 + 1);
+        for node in self.alive().into_iter().rev() {
+            let info = node.info();
+            if info.resident && !info.retired && storages.insert(info.owner) {
+                let holder = holders.entry((info.op.name, node.kind())).or_default();
+                *holder = (holder.0 + info.owner_bytes, holder.1 + 1);
+            }
         }
         Snapshot::new(device, self.start.elapsed(), self.live(), holders)
     }
@@ -417,25 +383,47 @@ impl Budget {
 
     /// Adds a new node of so many bytes.
     pub fn register(&self, id: u64, node: Weak<dyn AnyEntry>, bytes: u64) {
-        self.nodes.lock().remember(Known {
+        let mut nodes = self.nodes.lock();
+        debug_assert!(nodes.all.last().is_none_or(|last| last.id < id));
+        nodes.all.push(Known {
             id,
             node: Some(node),
             is_single: bytes <= LARGEST_ELEMENT_BYTES,
         });
+        if nodes.all.len() > nodes.tidy_at {
+            let is_alive = |node: &Weak<dyn AnyEntry>| node.strong_count() > 0;
+            let all = &mut nodes.all;
+            all.retain(|known| known.node.as_ref().is_some_and(is_alive));
+            nodes.tidy_at = nodes.all.len() * 3 / 2 + 64;
+        }
     }
 
     /// Removes a node that is being dropped: what refers to it would keep its allocation.
     pub fn forget(&self, id: u64) {
         // A search may be what drops the node.
-        if let Some(mut nodes) = self.nodes.try_lock() {
-            nodes.forget(id);
+        let Some(mut nodes) = self.nodes.try_lock() else {
+            return;
+        };
+        let all = &mut nodes.all;
+        let Some(last) = all.last() else {
+            return;
+        };
+        // The index is this one if no number after it is missing, and larger if some are.
+        let after = last.id.saturating_sub(id) as usize;
+        let least = (all.len() - 1).saturating_sub(after);
+        let rest = &mut all[least..];
+        if rest[0].id == id {
+            rest[0].node = None;
+        } else if let Ok(at) = rest.binary_search_by_key(&id, |known| known.id) {
+            rest[at].node = None;
         }
+        while all.pop_if(|known| known.node.is_none()).is_some() {}
     }
 
     /// Adds a node that is resident again to those that may be evicted.
     pub fn list(&self, node: &Arc<impl AnyEntry + 'static>) {
         let mut nodes = self.nodes.lock();
-        if !nodes.memo.repeats()
+        if !nodes.memo.repeats
             && let Some(owner) = node.clone().list()
         {
             nodes.candidates.add(owner);

@@ -62,12 +62,6 @@ impl Need {
         }
     }
 
-    /// Adds all other live bytes to `kept_bytes`, for a need measured where nothing more can be evicted.
-    pub(super) fn with_all_of(mut self, live: u64) -> Self {
-        self.kept_bytes += live.saturating_sub(self.bytes() - self.result_bytes);
-        self
-    }
-
     /// The error that a limit is too small for this need.
     pub(super) fn error(self, budget_bytes: u64) -> RematError {
         RematError::BudgetTooSmall {
@@ -91,8 +85,8 @@ enum Why {
 #[derive(Default)]
 pub(super) struct Needs {
     largest: Mutex<Need>,
-    largest_bytes: AtomicU64,
-    said_bytes: AtomicU64,
+    /// 0 if nothing was logged yet.
+    pub said_bytes: AtomicU64,
     /// Operations until the need of an unconstrained step is computed again.
     until_look: AtomicU64,
 }
@@ -100,7 +94,7 @@ pub(super) struct Needs {
 impl Needs {
     /// Whether a need of so many bytes is clearly larger than the largest known one.
     pub fn is_clearly_larger(&self, bytes: u64) -> bool {
-        clearly(bytes, self.largest_bytes.load(Ordering::Relaxed))
+        clearly(bytes, self.largest().bytes())
     }
 
     /// Whether it is time to compute the need of an unconstrained step; counts one operation.
@@ -123,7 +117,6 @@ impl Needs {
         let mut largest = self.largest.lock();
         if need.bytes() > largest.bytes() {
             *largest = need;
-            self.largest_bytes.store(need.bytes(), Ordering::Relaxed);
         }
     }
 
@@ -139,11 +132,6 @@ impl Needs {
             self.said_bytes.store(bytes, Ordering::Relaxed);
             log::warn!("{}; going on above it", largest.error(limit));
         }
-    }
-
-    /// Whether nothing was logged yet.
-    pub fn is_silent(&self) -> bool {
-        self.said_bytes.load(Ordering::Relaxed) == 0
     }
 }
 

@@ -81,25 +81,21 @@ use crate::error::RematError;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryBudget {
-    pub(crate) limit: LimitSetting,
+    /// `u64::MAX` if it is a fraction.
+    pub(crate) bytes: u64,
+    pub(crate) fraction: Option<f64>,
     /// Whether what does not fit panics.
     pub(crate) strict: bool,
     pub(crate) costs: Costs,
     pub(crate) retries: bool,
 }
 
-/// How the limit is given.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum LimitSetting {
-    Bytes(u64),
-    Fraction(f64),
-}
-
 impl MemoryBudget {
     /// A limit in bytes.
     pub fn bytes(bytes: u64) -> Self {
         Self {
-            limit: LimitSetting::Bytes(bytes),
+            bytes,
+            fraction: None,
             strict: false,
             costs: Costs::Estimated,
             retries: false,
@@ -113,8 +109,8 @@ impl MemoryBudget {
     ///
     /// [`RematError::InvalidFraction`] unless it is above 0 and at most 1.
     pub fn fraction(fraction: f64) -> Result<Self, RematError> {
-        let mut budget = Self::bytes(0);
-        budget.limit = LimitSetting::Fraction(fraction);
+        let mut budget = Self::bytes(u64::MAX);
+        budget.fraction = Some(fraction);
         let is_valid = fraction > 0.0 && fraction <= 1.0;
         let error = RematError::InvalidFraction { fraction };
         is_valid.then_some(budget).ok_or(error)
