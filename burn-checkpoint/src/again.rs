@@ -24,12 +24,13 @@ pub(crate) fn again<R>(
     if !memory.retries() {
         return first();
     }
-    let mut panic = match catch_unwind(AssertUnwindSafe(first)) {
-        Ok(result) => return result,
-        Err(panic) => panic,
-    };
+    let mut attempt = catch_unwind(AssertUnwindSafe(first));
     let mut in_vain = 0;
     loop {
+        let panic = match attempt {
+            Ok(result) => return result,
+            Err(panic) => panic,
+        };
         let Some(budget) = memory.budget().filter(|_| is_out_of_memory(&*panic)) else {
             resume_unwind(panic);
         };
@@ -44,10 +45,7 @@ pub(crate) fn again<R>(
         let freed = budget.relieve();
         in_vain = if freed == 0 { in_vain + 1 } else { 0 };
         log::warn!("no memory for `{}`: {freed} bytes were evicted", op.name);
-        panic = match catch_unwind(AssertUnwindSafe(&mut again)) {
-            Ok(result) => return result,
-            Err(panic) => panic,
-        };
+        attempt = catch_unwind(AssertUnwindSafe(&mut again));
     }
 }
 

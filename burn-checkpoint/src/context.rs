@@ -1,10 +1,13 @@
 //! What this thread is doing: its open scopes, the budget in force, its counters.
 
 use std::cell::{Cell, RefCell};
+use std::marker::PhantomData;
+use std::ops::Add;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Once, Weak};
 
 use burn_backend::{Backend, DeviceId, DeviceOps};
+use burn_decorator::cell::Scope;
 use parking_lot::Mutex;
 
 use crate::budget::MemoryBudget;
@@ -15,7 +18,7 @@ use crate::op::OpInfo;
 use crate::policy::Policy;
 use crate::region::Region;
 use crate::stack::{Stack, Ticket};
-use crate::stats::{Counts, RematStats};
+use crate::stats::{self, Counts, RematStats};
 use crate::tiny::Sizes;
 use crate::unwound;
 
@@ -75,7 +78,7 @@ impl Context {
     }
 
     fn counts(&mut self) -> Arc<Counts> {
-        let new = || Counts::part_of(Counts::of_process());
+        let new = || Counts::part_of(&stats::OF_PROCESS);
         self.counts.get_or_insert_with(new).clone()
     }
 
@@ -124,13 +127,10 @@ pub enum Recorder {
 
 /// Why operations of this thread are recorded now, if they are: each takes the host longer then.
 pub fn recorder() -> Recorder {
-    if !records() {
-        return Recorder::None;
-    }
-    let budget = CONTEXT.with_borrow(|context| context.budget().is_some());
-    match budget {
-        true => Recorder::Budget,
-        false => Recorder::Scope,
+    match records() {
+        false => Recorder::None,
+        true if CONTEXT.with_borrow(|context| context.budget().is_some()) => Recorder::Budget,
+        true => Recorder::Scope,
     }
 }
 
@@ -154,7 +154,7 @@ fn follow_process() {
     let _ = CONTEXT.try_with(|context| {
         let mut context = context.borrow_mut();
         std::mem::swap(&mut context.of_process, &mut changed);
-        if context.budgets.is_empty() {
+        if context.budgets.top().is_none() {
             context.change_budget();
         }
     });
@@ -172,10 +172,9 @@ pub(crate) fn change_process<R>(change: impl FnOnce(&mut Stack<MemoryBudget>) ->
 /// Warns once if a backward pass begins on this thread without a budget while another thread has one.
 pub(crate) fn warn_if_left_out() {
     static WARNED: Once = Once::new();
-    let others = OF_THREADS.load(Ordering::Relaxed) > 0;
-    if others
-        && CONTEXT.with_borrow(|context| context.budgets.is_empty() && context.of_process.is_none())
-    {
+    let has_none =
+        |context: &Context| context.budgets.top().is_none() && context.of_process.is_none();
+    if OF_THREADS.load(Ordering::Relaxed) > 0 && CONTEXT.with_borrow(has_none) {
         WARNED.call_once(|| {
             log::warn!(
                 "a thread runs a backward pass without the memory budget that another thread has: a budget is the thread's that \
@@ -221,10 +220,14 @@ pub(crate) fn memory_on(device: DeviceId) -> Arc<MemoryStats> {
     CONTEXT.with_borrow_mut(|context| context.memory(device))
 }
 
+/// The counters of this thread's new tensors, one entry for each device.
+fn counters() -> Vec<Arc<MemoryStats>> {
+    CONTEXT.with_borrow(|context| context.counters.clone())
+}
+
 /// Checks which copies to the host have arrived, and drops the recipes that they replace.
 pub(crate) fn copies_arrived() {
-    let counters = CONTEXT.with_borrow(|context| context.counters.clone());
-    counters.iter().for_each(|memory| memory.prefetch.poll());
+    counters().iter().for_each(|memory| memory.prefetch.poll());
 }
 
 /// Begins a forward or backward pass. Returns the thread's new step, `None` without a budget.
@@ -251,9 +254,7 @@ pub(crate) fn push(policy: Policy) {
     begin(Phase::Forward);
     CONTEXT.with_borrow_mut(|context| {
         let parent = context.frames.last().map(|frame| frame.region.clone());
-        if parent.is_none() {
-            context.met = false;
-        }
+        context.met &= parent.is_some();
         context.frames.push(Frame {
             region: Arc::new(Region::new(policy, parent)),
             nodes: Vec::new(),
@@ -312,39 +313,35 @@ pub(crate) fn collecting(touch: impl FnOnce()) -> Vec<Arc<dyn AnyEntry>> {
     fn take() -> Vec<Arc<dyn AnyEntry>> {
         CONTEXT.with_borrow_mut(|context| std::mem::take(&mut context.collected))
     }
-    struct Done;
-    impl Drop for Done {
-        fn drop(&mut self) {
-            COLLECTING.set(false);
-            // Empty unless `touch` panicked: the next scope would take these nodes for its own results.
-            drop(take());
-        }
-    }
-    let _done = Done;
-    COLLECTING.set(true);
+    // Empty unless a call before this one panicked.
+    drop(take());
+    let _collecting = Scope::enter(&COLLECTING, true);
     touch();
     take()
 }
 
-/// Puts a budget in force, or none, until `uninstall` gets the ticket.
-pub(crate) fn install(budget: Option<Arc<Installed>>) -> Ticket {
+/// Keeps a budget, or none, in force on its thread until it is dropped. Then that of the newest remaining guard is in force.
+pub(crate) struct InForce(Ticket, PhantomData<*const ()>);
+
+/// Puts a budget in force, or none.
+pub(crate) fn install(budget: Option<Arc<Installed>>) -> InForce {
     OF_THREADS.fetch_add(1, Ordering::Relaxed);
     CONTEXT.with_borrow_mut(|context| {
         let ticket = context.budgets.push(budget);
         context.change_budget();
-        ticket
+        InForce(ticket, PhantomData)
     })
 }
 
-/// Ends what `install` put in force. Then the budget of the newest remaining guard is in force.
-pub(crate) fn uninstall(ticket: Ticket) {
-    OF_THREADS.fetch_sub(1, Ordering::Relaxed);
-    CONTEXT.with_borrow_mut(|context| {
-        let (_, was_in_force) = context.budgets.remove(ticket);
-        if was_in_force {
-            context.change_budget();
-        }
-    });
+impl Drop for InForce {
+    fn drop(&mut self) {
+        OF_THREADS.fetch_sub(1, Ordering::Relaxed);
+        CONTEXT.with_borrow_mut(|context| {
+            if context.budgets.remove(self.0) {
+                context.change_budget();
+            }
+        });
+    }
 }
 
 /// The budget in force on this thread.
@@ -355,24 +352,14 @@ pub(crate) fn in_force() -> Option<Arc<Installed>> {
 
 /// Runs a function while no budget is in force.
 pub(crate) fn without_budget<R>(run: impl FnOnce() -> R) -> R {
-    struct Aside(Ticket);
-    impl Drop for Aside {
-        fn drop(&mut self) {
-            uninstall(self.0);
-        }
-    }
-    let _aside = in_force().is_some().then(|| Aside(install(None)));
+    let _none = in_force().is_some().then(|| install(None));
     run()
 }
 
 /// The sum over all devices of the counters of this thread's new tensors: without tensors made under another budget.
 pub(crate) fn current_stats() -> RematStats {
-    CONTEXT.with_borrow(|context| {
-        let counters = context.counters.iter();
-        counters.fold(RematStats::default(), |sum, memory| {
-            sum + memory.counts.stats()
-        })
-    })
+    let stats = counters().into_iter().map(|memory| memory.counts.stats());
+    stats.fold(RematStats::default(), RematStats::add)
 }
 
 /// The counters of this thread, over all devices and budgets.
@@ -395,18 +382,13 @@ impl RematStats {
     /// The counters of all threads and devices since the process began; the peak is the most bytes since any thread's last
     /// [`Self::reset_thread`].
     pub fn of_process() -> Self {
-        Counts::of_process().stats()
+        stats::OF_PROCESS.stats()
     }
 
     /// Sets this thread's counters to 0 and its peaks, and that of the process, to the live bytes.
     pub fn reset_thread() {
         of_thread().reset();
-        Counts::of_process().reset_peak();
-        CONTEXT.with_borrow(|context| {
-            context
-                .counters
-                .iter()
-                .for_each(|memory| memory.counts.reset())
-        });
+        stats::OF_PROCESS.reset_peak();
+        counters().iter().for_each(|memory| memory.counts.reset());
     }
 }

@@ -8,9 +8,6 @@ use crate::policy::{Policy, SavePolicy};
 use crate::region::Region;
 use crate::trace::Kind;
 
-/// A visitor of inputs: gets each input, and a function that returns a reference to it.
-pub(crate) type VisitSource<'a> = dyn FnMut(&dyn AnyEntry, &dyn Fn() -> Arc<dyn AnyEntry>) + 'a;
-
 /// A node of any backend.
 pub(crate) trait AnyEntry: Send + Sync {
     /// What a policy does with the storage (for a view: with that of the tensor it is a view of); `None` if the node has no handles.
@@ -18,8 +15,8 @@ pub(crate) trait AnyEntry: Send + Sync {
     fn info(&self) -> NodeInfo;
     /// What it is for.
     fn kind(&self) -> Kind;
-    /// Drops the storage if it can come back. Returns the bytes that this frees.
-    fn evict(&self) -> u64;
+    /// Drops the storage if it can come back.
+    fn evict(&self);
     /// In verify mode: replays this node, which is about to be evicted, and compares.
     fn rehearse(self: Arc<Self>);
     /// Starts to move the storage to host memory. Returns whether it did.
@@ -44,10 +41,8 @@ pub(crate) trait AnyEntry: Send + Sync {
     /// unless a budget may evict it. A node made outside of the ended scope does not change. Returns the bytes of the node's own storage
     /// if the outer scope has to list it.
     fn leave(&self, ended: &Arc<Region>, outer: Option<&Arc<Region>>) -> Option<u64>;
-    /// Visits the inputs that have to come back before this node can be replayed.
-    fn sources(&self, visit: &mut VisitSource<'_>);
-    /// Whether the search with this number has not seen it before.
-    fn is_new_to(&self, search: u64) -> bool;
+    /// Adds the inputs that have to come back before this node can be replayed, without those that this search, by its number, has seen.
+    fn sources(&self, search: u64, evicted: &mut Vec<Arc<dyn AnyEntry>>);
     /// Estimated nanoseconds to run this node's recipe alone, or to upload it.
     fn cost_ns(&self) -> f32;
 }
@@ -75,7 +70,14 @@ pub(crate) struct NodeInfo {
     pub id: u64,
 }
 
+/// Evicts a node, after a comparison in verify mode.
+pub(crate) fn evict(node: Arc<dyn AnyEntry>) {
+    node.clone().rehearse();
+    node.evict();
+}
+
 /// The resident tensors with one storage, which is freed when all of them are evicted.
+#[derive(Default)]
 pub(crate) struct Group {
     pub members: Vec<Arc<dyn AnyEntry>>,
     pub bytes: u64,
@@ -89,21 +91,6 @@ pub(crate) struct Group {
     pub is_held: bool,
     /// The number of the operation that used any of them last.
     pub last_used: u64,
-}
-
-impl Group {
-    /// A group without members.
-    pub fn new(bytes: u64) -> Self {
-        Self {
-            members: Vec::with_capacity(1),
-            bytes,
-            has_users: false,
-            overwrites: false,
-            restores: 0,
-            is_held: false,
-            last_used: 0,
-        }
-    }
 }
 
 /// Whether and how a tensor without storage can come back.

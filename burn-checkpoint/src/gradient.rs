@@ -42,7 +42,7 @@ impl Gradient {
         step: Step,
         is_contiguous: bool,
     ) -> Option<Self> {
-        let retired = memory.budget()?.gradients.add(bytes);
+        let retired = memory.budget()?.gradients.lock().add(bytes);
         memory.counts.add(bytes);
         Some(Self(Arc::new(Marked {
             step: step.number,
@@ -115,7 +115,7 @@ impl Drop for Counted {
                 memory,
             } => {
                 if let Some(budget) = memory.budget()
-                    && budget.gradients.remove(*bytes, *retired)
+                    && budget.gradients.lock().remove(*bytes, *retired)
                 {
                     memory.counts.remove(*bytes);
                 }

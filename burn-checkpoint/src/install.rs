@@ -1,11 +1,10 @@
 //! Putting a memory budget into force, on a thread or on all.
 
-use std::marker::PhantomData;
 use std::sync::Arc;
 
 use crate::budget::MemoryBudget;
 use crate::clock::Phase;
-use crate::context;
+use crate::context::{self, InForce};
 use crate::memory::Installed;
 use crate::stack::Ticket;
 
@@ -22,11 +21,10 @@ impl MemoryBudget {
     /// same operations as the one before, with as many live bytes, evicts the same tensors without a search.
     pub fn install(self) -> InstalledBudget {
         let installed = Installed::new(self);
-        let ticket = context::install(Some(installed.clone()));
+        let _in_force = context::install(Some(installed.clone()));
         InstalledBudget {
             installed,
-            ticket,
-            thread: PhantomData,
+            _in_force,
         }
     }
 
@@ -53,22 +51,18 @@ impl MemoryBudget {
     /// assert!(rank.join().unwrap() > 0);
     /// ```
     pub fn install_for_process(self) -> ProcessBudget {
-        ProcessBudget {
-            ticket: context::change_process(|budgets| budgets.push(self)),
-        }
+        ProcessBudget(context::change_process(|budgets| budgets.push(self)))
     }
 }
 
 /// The guard of a [`MemoryBudget`] of the process: ends it when dropped, on whichever thread.
 #[derive(Debug)]
 #[must_use = "the budget ends when this is dropped"]
-pub struct ProcessBudget {
-    ticket: Ticket,
-}
+pub struct ProcessBudget(Ticket);
 
 impl Drop for ProcessBudget {
     fn drop(&mut self) {
-        context::change_process(|budgets| budgets.remove(self.ticket));
+        context::change_process(|budgets| budgets.remove(self.0));
     }
 }
 
@@ -90,8 +84,7 @@ fn step(installed: &Installed) {
 #[must_use = "the budget ends when this is dropped"]
 pub struct InstalledBudget {
     installed: Arc<Installed>,
-    ticket: Ticket,
-    thread: PhantomData<*const ()>,
+    _in_force: InForce,
 }
 
 impl std::fmt::Debug for InstalledBudget {
@@ -114,30 +107,21 @@ impl InstalledBudget {
 
     /// The limit on each device in bytes; `None` while it is measured.
     pub fn limit_bytes(&self) -> Vec<Option<u64>> {
-        self.installed
-            .budgets()
-            .iter()
-            .map(|budget| budget.limit())
-            .collect()
+        let budgets = self.installed.budgets();
+        budgets.iter().map(|budget| budget.limit()).collect()
     }
 
     /// Bytes counted now, of all devices.
     pub fn live_bytes(&self) -> u64 {
-        self.installed
-            .budgets()
-            .iter()
-            .map(|budget| budget.live())
-            .sum()
+        let budgets = self.installed.budgets();
+        budgets.iter().map(|budget| budget.live()).sum()
     }
 
     /// The most bytes that were counted at one time on any device.
     pub fn peak_bytes(&self) -> u64 {
-        self.installed
-            .budgets()
-            .iter()
-            .map(|budget| budget.peak())
-            .max()
-            .unwrap_or(0)
+        let budgets = self.installed.budgets().into_iter();
+        let peaks = budgets.map(|budget| budget.counts.highest());
+        peaks.max().unwrap_or(0)
     }
 }
 
@@ -145,6 +129,5 @@ impl Drop for InstalledBudget {
     fn drop(&mut self) {
         let budgets = self.installed.budgets();
         budgets.iter().for_each(|budget| budget.step_is_over());
-        context::uninstall(self.ticket);
     }
 }

@@ -1,8 +1,6 @@
 //! Counters of one thread's managed tensors on one device, with the budget that they are under.
 
-use std::ops::AddAssign;
 use std::sync::Arc;
-use std::time::Duration;
 
 use burn_backend::DeviceId;
 use parking_lot::Mutex;
@@ -47,7 +45,7 @@ impl MemoryStats {
     /// Whether an operation for which the device has no memory runs again.
     #[inline]
     pub fn retries(&self) -> bool {
-        self.budget().is_some_and(|budget| budget.retries())
+        self.budget().is_some_and(|budget| budget.settings.retries)
     }
 
     /// Makes room for the result of an operation, if there is a limit; not for a replay that only compares.
@@ -57,45 +55,6 @@ impl MemoryStats {
         {
             budget.make_room(op, bytes);
         }
-    }
-
-    pub fn evicted(&self, bytes: u64) {
-        self.counts.count(|stats| {
-            stats.evicted_bytes += bytes;
-            stats.evicted_operations += 1;
-        });
-    }
-
-    /// Counts what came back by replays, which took so long.
-    pub fn replayed(&self, replayed: Replayed, time: Duration) {
-        self.counts.count(|stats| {
-            stats.replayed_bytes += replayed.bytes;
-            stats.replayed_operations += replayed.operations;
-            stats.replay_time += time;
-        });
-    }
-
-    pub fn offloaded(&self, bytes: u64) {
-        self.counts.count(|stats| stats.offloaded_bytes += bytes);
-    }
-
-    pub fn uploaded(&self, bytes: u64) {
-        self.counts.count(|stats| stats.uploaded_bytes += bytes);
-    }
-}
-
-/// What came back by replays.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Replayed {
-    pub bytes: u64,
-    /// Operations that were run.
-    pub operations: u64,
-}
-
-impl AddAssign for Replayed {
-    fn add_assign(&mut self, other: Self) {
-        self.bytes += other.bytes;
-        self.operations += other.operations;
     }
 }
 

@@ -281,17 +281,6 @@ impl<B: Backend> TensorMeta<B> {
         }
     }
 
-    /// Counts a storage that was brought back. A replay that only compares may bring tensors back on several devices: peaks leave it out.
-    pub fn storage_restored(&self) {
-        if !verify::is_rehearsing() {
-            return self.storage_added();
-        }
-        let owner = self.owner();
-        if owner.residents.fetch_add(1, Ordering::AcqRel) == 0 {
-            owner.memory.counts.add_unseen(owner.bytes);
-        }
-    }
-
     /// Counts a storage that is no longer resident. Returns the bytes that this frees.
     #[inline]
     pub fn storage_removed(&self) -> u64 {
@@ -321,7 +310,8 @@ impl<B: Backend> TensorMeta<B> {
 
     /// Counts a storage that was uploaded from the host.
     pub fn uploaded(&self) {
-        self.memory.uploaded(self.bytes);
+        let counts = &self.memory.counts;
+        counts.count(|stats| stats.uploaded_bytes += self.bytes);
         self.emit(EventKind::Upload, self.bytes);
     }
 
@@ -481,7 +471,7 @@ impl<B: Backend> State<B> {
         match &self.storage {
             Storage::Resident(_) => true,
             Storage::Evicted => false,
-            Storage::Host(copy) => copy.is_ahead(),
+            Storage::Host(copy) => copy.ahead.is_some(),
         }
     }
 

@@ -38,79 +38,37 @@ impl<B: Backend, const D: usize, K: TensorKind<B> + BasicOps<B>> Outputs for Ten
     }
 }
 
-impl<T: Outputs + ?Sized> Outputs for &T {
-    fn touch(&self) {
-        (**self).touch();
-    }
-}
-
-impl<T: Outputs + ?Sized> Outputs for Box<T> {
-    fn touch(&self) {
-        (**self).touch();
-    }
-}
-
-impl<T: Outputs> Outputs for [T] {
-    fn touch(&self) {
-        self.iter().for_each(Outputs::touch);
-    }
-}
-
-impl<T: Outputs, const N: usize> Outputs for [T; N] {
-    fn touch(&self) {
-        self.as_slice().touch();
-    }
-}
-
-impl<T: Outputs> Outputs for Vec<T> {
-    fn touch(&self) {
-        self.as_slice().touch();
-    }
-}
-
-impl<T: Outputs> Outputs for Option<T> {
-    fn touch(&self) {
-        self.iter().for_each(Outputs::touch);
-    }
-}
-
-impl<T: Outputs, E> Outputs for Result<T, E> {
-    fn touch(&self) {
-        self.iter().for_each(Outputs::touch);
-    }
-}
-
-macro_rules! tuples {
-    ($($name:ident)*) => {
-        impl<$($name: Outputs),*> Outputs for ($($name,)*) {
+/// Implements [`Outputs`] for types: how a value of them is touched, and the types with their generics.
+macro_rules! touched {
+    (|$value:pat_param| $touch:expr; $([$($generics:tt)*] $type:ty),*) => {
+        $(impl<$($generics)*> Outputs for $type {
             #[allow(non_snake_case, reason = "names of types")]
             fn touch(&self) {
-                let ($($name,)*) = self;
-                $($name.touch();)*
+                let $value = self;
+                $touch
             }
-        }
-    };
-}
-
-tuples!();
-tuples!(A);
-tuples!(A B);
-tuples!(A B C);
-tuples!(A B C D);
-tuples!(A B C D E);
-tuples!(A B C D E F);
-tuples!(A B C D E F G);
-tuples!(A B C D E F G H);
-
-macro_rules! plain {
-    ($($plain:ty)*) => {
-        $(impl Outputs for $plain {
-            fn touch(&self) {}
         })*
     };
 }
 
-plain!(bool u8 u16 u32 u64 usize i8 i16 i32 i64 isize f32 f64 String &'static str);
+touched!(|this| (**this).touch(); [T: Outputs + ?Sized] &T, [T: Outputs + ?Sized] Box<T>);
+touched!(|parts| parts.iter().for_each(Outputs::touch);
+    [T: Outputs] [T], [T: Outputs, const N: usize] [T; N], [T: Outputs] Vec<T>, [T: Outputs] Option<T>, [T: Outputs, E] Result<T, E>);
+
+/// Of this many types, then one fewer.
+macro_rules! tuples {
+    ($($name:ident)*) => {
+        touched!(|($($name,)*)| { $($name.touch();)* }; [$($name: Outputs),*] ($($name,)*));
+        tuples!(@ $($name)*);
+    };
+    (@) => {};
+    (@ $first:ident $($rest:ident)*) => { tuples!($($rest)*); };
+}
+
+tuples!(A B C D E F G H);
+
+touched!(|_| {}; [] bool, [] u8, [] u16, [] u32, [] u64, [] usize, [] i8, [] i16, [] i32, [] i64, [] isize, [] f32, [] f64,
+    [] String, [] &'static str);
 
 /// Implements [`Outputs`] for a struct, by the fields that hold tensors.
 ///

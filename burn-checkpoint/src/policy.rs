@@ -100,18 +100,8 @@ impl Deref for OpCall<'_> {
 pub struct PerOperation(Arc<dyn Fn(&OpCall<'_>) -> SavePolicy + Send + Sync>);
 
 thread_local! {
+    /// Whether such a function runs.
     static ASKING: Cell<bool> = const { Cell::new(false) };
-}
-
-impl PerOperation {
-    /// Calls the function; keeps the result if the function itself runs the operation.
-    fn ask(&self, call: &OpCall<'_>) -> SavePolicy {
-        if ASKING.get() {
-            return SavePolicy::Keep;
-        }
-        let _asking = Scope::enter(&ASKING, true);
-        (self.0)(call)
-    }
 }
 
 impl Policy {
@@ -155,7 +145,12 @@ impl Policy {
     pub fn save_policy(&self, call: &OpCall<'_>) -> SavePolicy {
         match self {
             Self::Offload => SavePolicy::Offload,
-            Self::PerOperation(policy) => policy.ask(call),
+            // The function itself runs the operation.
+            Self::PerOperation(_) if ASKING.get() => SavePolicy::Keep,
+            Self::PerOperation(policy) => {
+                let _asking = Scope::enter(&ASKING, true);
+                (policy.0)(call)
+            }
             _ if self.keeps(call.op) => SavePolicy::Keep,
             _ => SavePolicy::Recompute,
         }

@@ -11,39 +11,27 @@ use crate::entry::AnyEntry;
 /// little that is not needed yet.
 const AHEAD: usize = 2;
 
-/// The position of a host copy in the order in which a thread's tensors were made: the number of the operation, and a number that no other
-/// copy has.
-pub(crate) type Position = (u64, u64);
-
-/// The host copies of one thread's tensors on one device.
+/// The host copies of one thread's tensors on one device, by the numbers of their nodes.
 ///
-/// Backward uses them from the last position to the first, across scopes. At each use the copies at the positions before it are uploaded
-/// ahead, whether the used copy was uploaded ahead or not.
+/// Backward uses them from the last number to the first, across scopes. At each use the copies before it are uploaded ahead, whether the
+/// used copy was uploaded ahead or not.
 #[derive(Default)]
 pub(crate) struct Prefetch(Mutex<Queue>);
 
 #[derive(Default)]
 struct Queue {
-    copies: u64,
-    waiting: BTreeMap<Position, Weak<dyn AnyEntry>>,
+    waiting: BTreeMap<u64, Weak<dyn AnyEntry>>,
     /// Copies that were uploaded before their use.
-    ahead: BTreeSet<Position>,
+    ahead: BTreeSet<u64>,
     /// Copies that were under way at the last poll, in order.
     underway: VecDeque<Weak<dyn AnyEntry>>,
 }
 
 impl Prefetch {
-    /// The position of a new copy of the result of the operation with this number.
-    pub fn position(&self, operation: u64) -> Position {
-        let mut queue = self.0.lock();
-        queue.copies += 1;
-        (operation, queue.copies)
-    }
-
     /// Adds a copy that has been started, while its node is locked.
-    pub fn add(&self, position: Position, node: Weak<dyn AnyEntry>, arrived: bool) {
+    pub fn add(&self, id: u64, node: Weak<dyn AnyEntry>, arrived: bool) {
         let mut queue = self.0.lock();
-        queue.waiting.insert(position, node.clone());
+        queue.waiting.insert(id, node.clone());
         if !arrived {
             queue.underway.push_back(node);
         }
@@ -51,10 +39,9 @@ impl Prefetch {
 
     /// Checks whether reads are over, in their order.
     pub fn poll(&self) {
-        while let Some(first) = {
-            let queue = self.0.lock();
-            queue.underway.front().cloned()
-        } {
+        loop {
+            let first = self.0.lock().underway.front().cloned();
+            let Some(first) = first else { return };
             if first.upgrade().is_some_and(|node| !node.is_read()) {
                 return;
             }
@@ -66,29 +53,27 @@ impl Prefetch {
     }
 
     /// Removes a copy that was dropped or used.
-    pub fn forget(&self, position: Position) {
+    pub fn forget(&self, id: u64) {
         let mut queue = self.0.lock();
-        queue.waiting.remove(&position);
-        queue.ahead.remove(&position);
+        queue.waiting.remove(&id);
+        queue.ahead.remove(&id);
     }
 
-    /// Called when the copy at this position is used: removes it from the queue, and uploads the next copies ahead. What was uploaded for
-    /// another order waits for its use.
-    pub fn asked_for(&self, position: Position) {
-        self.forget(position);
+    /// Called when this node's copy is used: removes it from the queue, and uploads the next copies ahead. What was uploaded for another
+    /// order waits for its use.
+    pub fn asked_for(&self, id: u64) {
+        self.forget(id);
         let mut queue = self.0.lock();
         let free = AHEAD.saturating_sub(queue.ahead.len());
-        let before = queue.waiting.range(..position).rev();
-        let waiting = before.filter(|(position, _)| !queue.ahead.contains(position));
-        let alive = waiting.filter_map(|(position, node)| Some((*position, node.upgrade()?)));
+        let before = queue.waiting.range(..id).rev();
+        let waiting = before.filter(|(id, _)| !queue.ahead.contains(id));
+        let alive = waiting.filter_map(|(id, node)| Some((*id, node.upgrade()?)));
         let next: Vec<_> = alive.take(free).collect();
-        queue
-            .ahead
-            .extend(next.iter().map(|(position, _)| *position));
+        queue.ahead.extend(next.iter().map(|(id, _)| *id));
         drop(queue);
-        for (position, node) in next {
+        for (id, node) in next {
             if !node.prefetch() {
-                self.0.lock().ahead.remove(&position);
+                self.0.lock().ahead.remove(&id);
             }
         }
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use burn_backend::Backend;
 
 use crate::clock;
-use crate::entry::{AnyEntry, Group, NodeInfo, Origin, VisitSource};
+use crate::entry::{AnyEntry, Group, NodeInfo, Origin};
 use crate::host_copy::HostCopy;
 use crate::node::{Node, State, Storage, vacate};
 use crate::policy::{OpCall, Policy, SavePolicy};
@@ -21,8 +21,8 @@ impl<B: Backend> Drop for Node<B> {
             let bytes = self.meta.storage_removed();
             self.meta.freed(bytes);
         }
-        if let Storage::Host(copy) = &state.storage {
-            self.meta.memory.prefetch.forget(copy.position);
+        if let Storage::Host(_) = &state.storage {
+            self.meta.memory.prefetch.forget(self.meta.id);
         }
         if let Some(budget) = self.meta.memory.budget() {
             budget.forget(self.meta.id);
@@ -66,15 +66,17 @@ impl<B: Backend> AnyEntry for Node<B> {
         self.meta.kind()
     }
 
-    fn evict(&self) -> u64 {
+    fn evict(&self) {
         let vacated = vacate(&self.meta, &mut self.state.lock());
         let Some((storage, bytes)) = vacated else {
-            return 0;
+            return;
         };
         drop(storage);
-        self.meta.memory.evicted(bytes);
+        self.meta.memory.counts.count(|stats| {
+            stats.evicted_bytes += bytes;
+            stats.evicted_operations += 1;
+        });
         self.meta.emit(EventKind::Evict, bytes);
-        bytes
     }
 
     fn rehearse(self: Arc<Self>) {
@@ -94,24 +96,23 @@ impl<B: Backend> AnyEntry for Node<B> {
             return false;
         }
         if state.copy.is_none() {
-            let Some(copy) = HostCopy::start(value, || prefetch.position(self.meta.id)) else {
+            let Some(copy) = HostCopy::start(value) else {
                 return false;
             };
             state.copy = Some(Box::new(copy));
             state.origin = Origin::Hosted;
         }
         let bytes = self.meta.bytes;
-        let Some((storage, _)) = vacate(&self.meta, &mut state) else {
-            return false;
-        };
+        let vacated = vacate(&self.meta, &mut state);
         let Storage::Host(copy) = &mut state.storage else {
             return false;
         };
         // The data of a copy that is used again has arrived.
-        prefetch.add(copy.position, own, copy.has_arrived());
+        prefetch.add(self.meta.id, own, copy.has_arrived());
         drop(state);
-        drop(storage);
-        self.meta.memory.offloaded(bytes);
+        drop(vacated);
+        let counts = &self.meta.memory.counts;
+        counts.count(|stats| stats.offloaded_bytes += bytes);
         self.meta.emit(EventKind::Offload, bytes);
         prefetch.poll();
         true
@@ -148,7 +149,7 @@ impl<B: Backend> AnyEntry for Node<B> {
         let Storage::Host(copy) = &mut state.storage else {
             return false;
         };
-        if copy.is_ahead() {
+        if copy.ahead.is_some() {
             return true;
         }
         // Uploads only data that has arrived, so it does not wait.
@@ -175,7 +176,11 @@ impl<B: Backend> AnyEntry for Node<B> {
     }
 
     fn group(self: Arc<Self>) -> Option<Group> {
-        let mut group = Group::new(self.meta.bytes);
+        let mut group = Group {
+            members: Vec::with_capacity(1),
+            bytes: self.meta.bytes,
+            ..Group::default()
+        };
         let now = clock::now();
         let mut add = |node: Arc<Self>, state: &State<B>| {
             group.has_users |= node.meta.users() > 0;
@@ -247,7 +252,7 @@ impl<B: Backend> AnyEntry for Node<B> {
         outer.map(|_| self.meta.own_bytes())
     }
 
-    fn sources(&self, visit: &mut VisitSource<'_>) {
+    fn sources(&self, search: u64, evicted: &mut Vec<Arc<dyn AnyEntry>>) {
         if self.state.lock().origin == Origin::Hosted {
             return;
         }
@@ -256,21 +261,19 @@ impl<B: Backend> AnyEntry for Node<B> {
             let state = node.state();
             let comes_back = !state.is_resident() && state.origin != Origin::Fixed;
             drop(state);
-            if comes_back {
-                visit(&**node, &|| node.clone());
+            if comes_back && node.meta.search.swap(search, Ordering::Relaxed) != search {
+                evicted.push(node.clone());
             }
         });
-    }
-
-    fn is_new_to(&self, search: u64) -> bool {
-        self.meta.search.swap(search, Ordering::Relaxed) != search
     }
 
     fn cost_ns(&self) -> f32 {
         match self.state.lock().origin {
             Origin::Hosted => {
                 let budget = self.meta.memory.budget();
-                budget.map_or(0.0, |budget| budget.upload_ns(self.meta.bytes))
+                budget.map_or(0.0, |budget| {
+                    budget.settings.costs.upload_ns(self.meta.bytes)
+                })
             }
             Origin::Fixed | Origin::Recorded | Origin::Delivered => self.meta.cost_ns,
         }

@@ -38,13 +38,7 @@ impl Region {
 
     /// Whether this is `other` or inside of it.
     pub fn is_within(self: &Arc<Self>, other: &Arc<Self>) -> bool {
-        let mut region = Some(self);
-        while let Some(inner) = region {
-            if Arc::ptr_eq(inner, other) {
-                return true;
-            }
-            region = inner.parent.as_ref();
-        }
-        false
+        let mut around = std::iter::successors(Some(self), |region| region.parent.as_ref());
+        around.any(|region| Arc::ptr_eq(region, other))
     }
 }

@@ -15,10 +15,10 @@ use rustc_hash::FxHashMap;
 use crate::again::again;
 use crate::entry::{AnyEntry, Origin};
 use crate::error::RematError;
-use crate::memory::Replayed;
 use crate::node::{Node, Recipe, State, Storage, vacate};
 use crate::region::Region;
 use crate::request::DELIVERED;
+use crate::stats::RematStats;
 use crate::trace::{self, EventKind};
 use crate::verify;
 
@@ -74,19 +74,9 @@ impl<B: Backend> Drop for Locked<B> {
 
 /// Brings the inputs of a recipe back.
 pub(crate) fn lock_inputs<B: Backend>(recipe: &dyn Recipe<B>) -> Locked<B> {
-    let mut inputs = Vec::new();
-    recipe.inputs(&mut |source| inputs.push(source.node().clone()));
     let mut locked = Locked::default();
-    for node in inputs {
-        loop {
-            bring_back([node.clone()]);
-            let mut state = node.state();
-            if state.is_resident() {
-                locked.add(&node, &mut state);
-                break;
-            }
-        }
-    }
+    recipe.inputs(&mut |source| locked.add(source.node(), &mut source.node().state()));
+    bring_back(locked.0.iter().cloned());
     locked
 }
 
@@ -97,7 +87,7 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
     let ahead = match &node.state().storage {
         Storage::Resident(_) => return true,
         Storage::Evicted => return false,
-        Storage::Host(copy) => copy.is_ahead(),
+        Storage::Host(copy) => copy.ahead.is_some(),
     };
     if !ahead {
         meta.memory.make_room(meta.op.name, meta.bytes);
@@ -106,7 +96,7 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
     let Storage::Host(copy) = &mut state.storage else {
         return state.is_resident();
     };
-    let ahead = copy.is_ahead();
+    let ahead = copy.ahead.is_some();
     let value = match copy.tensor(&meta.device) {
         Ok(value) if verify::differs(copy.checksum, &value) => {
             drop((state, value));
@@ -118,7 +108,6 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
             return lost(node, reason);
         }
     };
-    let position = copy.position;
     state.restores += u32::from(!verify::is_rehearsing());
     let storage = std::mem::replace(&mut state.storage, Storage::Resident(value));
     let unneeded = match storage {
@@ -133,7 +122,7 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
         }
     };
     if !ahead {
-        meta.storage_restored();
+        meta.storage_added();
     }
     drop(state);
     drop(unneeded);
@@ -143,10 +132,10 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
     }
     if let Some(budget) = meta.memory.budget() {
         // Nothing is uploaded ahead under a budget: what it evicts would depend on when copies arrive.
-        meta.memory.prefetch.forget(position);
+        meta.memory.prefetch.forget(meta.id);
         budget.list(node);
     } else {
-        meta.memory.prefetch.asked_for(position);
+        meta.memory.prefetch.asked_for(meta.id);
     }
     true
 }
@@ -182,7 +171,9 @@ pub(crate) fn rehearse<B: Backend>(node: &Arc<Node<B>>) {
     };
     drop(state);
     drop(storage);
-    verify::rehearse(|| Plan::new(node.clone()).run());
+    let rehearsing = Scope::enter(&verify::REHEARSING, true);
+    Plan::new(node.clone()).run();
+    drop(rehearsing);
     node.state().viewed = viewed;
 }
 
@@ -229,12 +220,8 @@ struct Plan<B: Backend> {
     inputs: Vec<usize>,
     /// The nodes to run, inputs first.
     order: Vec<Step>,
-    replayed: Replayed,
-}
-
-enum Visit {
-    Enter(usize),
-    Leave(Step),
+    /// What came back, counted when the plan is dropped.
+    replayed: RematStats,
 }
 
 impl<B: Backend> Plan<B> {
@@ -247,7 +234,7 @@ impl<B: Backend> Plan<B> {
             nodes: Vec::with_capacity(USUAL),
             inputs: Vec::with_capacity(USUAL),
             order: Vec::with_capacity(USUAL),
-            replayed: Replayed::default(),
+            replayed: RematStats::default(),
         };
         let mut indices = FxHashMap::with_capacity_and_hasher(USUAL, Default::default());
         let mut need = |nodes: &mut Vec<Option<Planned<B>>>, node: &Arc<Node<B>>, uses| {
@@ -267,42 +254,42 @@ impl<B: Backend> Plan<B> {
             at
         };
         let mut siblings = Vec::new();
+        // Nodes to visit, and again, with their inputs, when these are in the order.
         let mut stack = Vec::with_capacity(USUAL);
-        stack.push(Visit::Enter(need(&mut plan.nodes, &plan.target, 1)));
-        while let Some(visit) = stack.pop() {
-            let at = match visit {
-                Visit::Enter(at) => at,
-                Visit::Leave(step) => {
-                    plan.order.push(step);
-                    continue;
-                }
-            };
+        stack.push((need(&mut plan.nodes, &plan.target, 1), None));
+        while let Some((at, inputs)) = stack.pop() {
+            if let Some(inputs) = inputs {
+                plan.order.push((at, inputs));
+                continue;
+            }
             let Some(planned) = plan.nodes[at].as_mut().filter(|node| !node.is_locked) else {
                 continue;
             };
             // Not locked if the upload of its host copy panics.
             planned.found = lock(&planned.node);
             planned.is_locked = true;
-            let recipe = match planned.found {
-                true => None,
-                false => planned.node.recipe(),
-            };
-            let Some(recipe) = recipe else {
+            if planned.found {
+                continue;
+            }
+            let Some(recipe) = planned.node.recipe() else {
                 continue;
             };
             let (waiting, begin) = (stack.len(), plan.inputs.len());
-            stack.push(Visit::Leave((at, begin..begin)));
+            stack.push((at, Some(begin..begin)));
             recipe.inputs(&mut |source| {
                 let input = need(&mut plan.nodes, source.node(), 1);
                 plan.inputs.push(input);
-                stack.push(Visit::Enter(input));
+                stack.push((input, None));
             });
-            stack[waiting] = Visit::Leave((at, begin..plan.inputs.len()));
-            // An operation that runs for one of its results returns the others too.
+            stack[waiting].1 = Some(begin..plan.inputs.len());
+            // An operation that runs for one of its results returns the others too: those that stay are stored.
             recipe.siblings(&mut |sibling| siblings.push(sibling));
             for sibling in siblings.drain(..) {
-                if plan.is_wanted(&sibling) {
-                    stack.push(Visit::Enter(need(&mut plan.nodes, &sibling, 0)));
+                let state = sibling.state();
+                let evicted = matches!(state.storage, Storage::Evicted);
+                let has_users = sibling.meta.users() > 0;
+                if evicted && has_users && plan.is_kept(&sibling, &state) {
+                    stack.push((need(&mut plan.nodes, &sibling, 0), None));
                 }
             }
             if let Some(planned) = &mut plan.nodes[at] {
@@ -325,7 +312,13 @@ impl<B: Backend> Plan<B> {
                 self.step(&node, &*recipe);
             }
             self.release(inputs);
-            self.settle(&node);
+            // A tensor that came back and stays no longer needs its recipe, unless a budget may evict it again.
+            if !node.meta.memory.may_evict()
+                && !verify::is_rehearsing()
+                && self.is_kept(&node, &node.state())
+            {
+                node.settle();
+            }
         }
     }
 
@@ -370,7 +363,7 @@ impl<B: Backend> Plan<B> {
         state.checksum = None;
         state.restores += u32::from(!rehearsing);
         state.storage = Storage::Resident(value);
-        meta.storage_restored();
+        meta.storage_added();
         drop(state);
         let budget = meta.memory.budget();
         if let Some(budget) = budget {
@@ -386,47 +379,31 @@ impl<B: Backend> Plan<B> {
             budget.replayed(meta.cost_ns);
         }
         meta.emit(|traced| EventKind::Replay(traced, time), meta.bytes);
-        let replayed = Replayed {
-            bytes: meta.bytes,
-            operations: u64::from(recipe.computes()),
+        let count = |stats: &mut RematStats| {
+            stats.replayed_bytes += meta.bytes;
+            stats.replayed_operations += u64::from(recipe.computes());
         };
         match Arc::ptr_eq(&meta.memory, &self.target.meta.memory) {
-            true => self.replayed += replayed,
+            true => count(&mut self.replayed),
             // On another device, or made by another thread.
-            false => meta.memory.replayed(replayed, time),
+            false => meta.memory.counts.count(|stats| {
+                count(stats);
+                stats.replay_time += time;
+            }),
         }
     }
 
     /// One use of each input is over.
     fn release(&mut self, inputs: Range<usize>) {
         for input in inputs {
-            let input = &mut self.nodes[self.inputs[input]];
-            if let Some(planned) = input {
+            let last = self.nodes[self.inputs[input]].take_if(|planned| {
                 planned.uses -= 1;
-                if planned.uses == 0
-                    && let Some(planned) = input.take()
-                {
-                    self.unlock(&planned);
-                }
+                planned.uses == 0
+            });
+            if let Some(planned) = last {
+                self.unlock(&planned);
             }
         }
-    }
-
-    /// A tensor that came back and stays no longer needs its recipe, unless a budget may evict it again.
-    fn settle(&self, node: &Arc<Node<B>>) {
-        if !node.meta.memory.may_evict()
-            && !verify::is_rehearsing()
-            && self.is_kept(node, &node.state())
-        {
-            node.settle();
-        }
-    }
-
-    /// Whether a node is evicted, and would stay resident after a replay.
-    fn is_wanted(&self, node: &Arc<Node<B>>) -> bool {
-        let state = node.state();
-        let evicted = matches!(state.storage, Storage::Evicted);
-        evicted && node.meta.users() > 0 && self.is_kept(node, &state)
     }
 
     /// Whether a node that came back stays: it has handles or an inner scope is replayed from it, and it belongs to the
@@ -475,9 +452,10 @@ impl<B: Backend> Drop for Plan<B> {
         for planned in std::mem::take(&mut self.nodes).iter().flatten() {
             self.unlock(planned);
         }
-        if self.replayed != Replayed::default() {
-            let memory = &self.target.meta.memory;
-            memory.replayed(self.replayed, self.start.elapsed());
+        if self.replayed != RematStats::default() {
+            self.replayed.replay_time = self.start.elapsed();
+            let counts = &self.target.meta.memory.counts;
+            counts.count(|stats| *stats = *stats + self.replayed);
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Once, Weak};
 
 use crate::context::{self, Frame};
-use crate::entry::AnyEntry;
+use crate::entry::{self, AnyEntry};
 use crate::outputs::{self, Outputs};
 use crate::policy::{Policy, SavePolicy};
 use crate::tiny;
@@ -91,10 +91,7 @@ pub(crate) fn keeping<R>(region: impl FnOnce() -> R) -> R {
 /// Nothing here; the next use of each brings it back, with what it was computed from.
 pub fn evict(tensors: &impl Outputs) {
     let (_, nodes) = outputs::collect(tensors);
-    for node in nodes {
-        node.clone().rehearse();
-        node.evict();
-    }
+    nodes.into_iter().for_each(entry::evict);
 }
 
 fn run<R: Outputs>(policy: Policy, label: Option<String>, region: impl FnOnce() -> R) -> R {
@@ -111,7 +108,13 @@ fn run<R: Outputs>(policy: Policy, label: Option<String>, region: impl FnOnce() 
     let results = region();
     let (touched, kept) = outputs::collect(&results);
     if touched > 0 && !context::met() {
-        warn_of_no_remat();
+        static WARNED: Once = Once::new();
+        WARNED.call_once(|| {
+            log::warn!(
+                "a checkpoint scope returned tensors whose backend has no `Remat` in it: nothing is recomputed and no memory is \
+                 saved; use `Autodiff<Remat<B>>` in place of `Autodiff<B>`"
+            );
+        });
     }
     std::mem::forget(open);
     if let Some(frame) = context::pop() {
@@ -122,15 +125,10 @@ fn run<R: Outputs>(policy: Policy, label: Option<String>, region: impl FnOnce() 
 
 /// Ends a scope: its policy decides about the tensors that are in use and are not results.
 fn end(frame: Frame, results: Vec<Arc<dyn AnyEntry>>) {
-    let Frame {
-        region,
-        nodes,
-        sizes,
-    } = frame;
+    let (region, nodes) = (frame.region, frame.nodes);
     let ends = nodes.iter().filter_map(Weak::upgrade);
     let ends = ends.filter(tiny::is_end);
-    let tiny = sizes.tiny(ends.map(|node| node.info().owner_bytes));
-    let is_tiny = |node: &Arc<dyn AnyEntry>| tiny.contains(&node.info().owner_bytes);
+    let tiny = frame.sizes.tiny(ends.map(|node| node.info().owner_bytes));
     let saved = |weak: &Weak<dyn AnyEntry>| {
         let node = weak.upgrade()?;
         // There are few results.
@@ -138,9 +136,11 @@ fn end(frame: Frame, results: Vec<Arc<dyn AnyEntry>>) {
             return None;
         }
         let save_policy = node.save_policy(&region.policy)?;
-        let save_policy = match is_tiny(&node) && tiny::is_end(&node) {
-            true => SavePolicy::Keep,
-            false => save_policy,
+        let is_tiny = tiny.contains(&node.info().owner_bytes) && tiny::is_end(&node);
+        let save_policy = if is_tiny {
+            SavePolicy::Keep
+        } else {
+            save_policy
         };
         Some((node, save_policy))
     };
@@ -154,9 +154,7 @@ fn end(frame: Frame, results: Vec<Arc<dyn AnyEntry>>) {
         match save_policy {
             // A view may still have a recipe, and a tiny tensor has one.
             SavePolicy::Keep => node.settle(),
-            SavePolicy::Recompute => {
-                node.evict();
-            }
+            SavePolicy::Recompute => node.evict(),
             SavePolicy::Offload => move_to_host(&node),
         }
     }
@@ -192,14 +190,4 @@ fn offload_or_evict(node: &Arc<dyn AnyEntry>) {
     if !node.clone().offload() {
         node.evict();
     }
-}
-
-fn warn_of_no_remat() {
-    static WARNED: Once = Once::new();
-    WARNED.call_once(|| {
-        log::warn!(
-            "a checkpoint scope returned tensors whose backend has no `Remat` in it: nothing is recomputed and no memory is \
-             saved; use `Autodiff<Remat<B>>` in place of `Autodiff<B>`"
-        );
-    });
 }

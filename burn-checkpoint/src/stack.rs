@@ -28,19 +28,15 @@ impl<T> Stack<T> {
         ticket
     }
 
-    /// Takes an entry out, wherever it is. Returns it, and whether it was in force.
-    pub fn remove(&mut self, ticket: Ticket) -> (Option<T>, bool) {
-        let at = self.entries.iter().rposition(|(own, _)| *own == ticket);
-        let newest = at.is_some_and(|at| at + 1 == self.entries.len());
-        (at.map(|at| self.entries.remove(at).1), newest)
+    /// Takes an entry out, wherever it is. Returns whether it was in force.
+    pub fn remove(&mut self, ticket: Ticket) -> bool {
+        let newest = self.entries.last().is_some_and(|(own, _)| *own == ticket);
+        self.entries.retain(|(own, _)| *own != ticket);
+        newest
     }
 
     /// What is in force.
     pub fn top(&self) -> Option<&T> {
         self.entries.last().map(|(_, entry)| entry)
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
     }
 }

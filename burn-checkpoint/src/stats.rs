@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::verify;
+
 /// The memory that managed tensors occupy, and what it takes to evict them and bring them back.
 ///
 /// Counted per thread and device: ranks that are threads sharing a device have separate counters. A tensor is counted where it was
@@ -92,7 +94,8 @@ pub(crate) struct Counts {
     whole: Option<Arc<Counts>>,
 }
 
-static OF_PROCESS: LazyLock<Arc<Counts>> = LazyLock::new(Arc::default);
+/// The counters of the process.
+pub(crate) static OF_PROCESS: LazyLock<Arc<Counts>> = LazyLock::new(Arc::default);
 
 impl Counts {
     /// A part of these counts.
@@ -101,11 +104,6 @@ impl Counts {
             whole: Some(whole.clone()),
             ..Self::default()
         })
-    }
-
-    /// Those of the process.
-    pub fn of_process() -> &'static Arc<Self> {
-        &OF_PROCESS
     }
 
     fn wholes(&self) -> impl Iterator<Item = &Self> {
@@ -121,20 +119,14 @@ impl Counts {
         self.highest.load(Ordering::Relaxed).max(peak)
     }
 
+    /// Adds a storage. No peak includes one that exists for a comparison only.
     #[inline]
     pub fn add(&self, bytes: u64) {
         for counts in self.wholes() {
             let live = counts.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
-            if live > counts.peak.load(Ordering::Relaxed) {
+            if live > counts.peak.load(Ordering::Relaxed) && !verify::is_rehearsing() {
                 counts.peak.fetch_max(live, Ordering::Relaxed);
             }
-        }
-    }
-
-    /// As [`Self::add`], for a storage that exists for a comparison only: no peak includes it.
-    pub fn add_unseen(&self, bytes: u64) {
-        for counts in self.wholes() {
-            counts.live.fetch_add(bytes, Ordering::Relaxed);
         }
     }
 

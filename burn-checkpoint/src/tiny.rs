@@ -65,39 +65,29 @@ impl Sizes {
 mod tests {
     use super::*;
 
-    fn tiny(made: &[u64]) -> RangeInclusive<u64> {
-        let mut sizes = Sizes::default();
-        made.iter().for_each(|bytes| sizes.add(*bytes));
-        sizes.tiny(made.iter().copied())
-    }
-
+    /// Up to a 16th of the largest and, together, of all.
     #[test]
-    fn a_scope_of_tensors_alike_has_nothing_tiny() {
-        assert!(tiny(&[]).is_empty());
-        assert!(tiny(&[0, 4]).is_empty());
-        assert!(tiny(&[256; 1000]).is_empty());
-        assert!(tiny(&[1600, 16 * 1600 - 1]).is_empty());
-    }
-
-    #[test]
-    fn a_small_scope_has_nothing_tiny_either() {
-        assert!(tiny(&[16, 8 << 10]).is_empty());
-        assert_eq!(tiny(&[16, 16 << 10]), 1..=16);
-    }
-
-    #[test]
-    fn the_smallest_are_up_to_a_part_of_the_largest_and_of_all() {
+    fn up_to_which_size_tensors_are_tiny() {
         const LARGEST: u64 = 16 << 10;
-        assert_eq!(
-            tiny(&[LARGEST, LARGEST / 16, LARGEST / 16 + 1]),
-            1..=LARGEST / 16
-        );
-        assert_eq!(tiny(&[LARGEST, 0, 8, 512]), 1..=512);
-        // All of one size or none: three of 512 are more than a 16th of all.
-        assert_eq!(tiny(&[LARGEST, 8, 512, 512, 512]), 1..=8);
-        // The activations of a model beside logits that are far larger: no more than a 16th of all.
-        let mut model = vec![1_000; 500];
-        model.push(16_000);
-        assert!(tiny(&model).is_empty());
+        let model = [vec![1_000; 500], vec![16_000]].concat();
+        for (made, most) in [
+            (&[][..], 0),
+            (&[0, 4], 0),
+            (&[256; 1000], 0),
+            (&[1600, 16 * 1600 - 1], 0),
+            // A small scope has nothing tiny either.
+            (&[16, 8 << 10], 0),
+            (&[16, 16 << 10], 16),
+            (&[LARGEST, LARGEST / 16, LARGEST / 16 + 1], LARGEST / 16),
+            (&[LARGEST, 0, 8, 512], 512),
+            // All of one size or none: three of 512 are more than a 16th of all.
+            (&[LARGEST, 8, 512, 512, 512], 8),
+            // The activations of a model beside logits that are far larger.
+            (&model, 0),
+        ] {
+            let mut sizes = Sizes::default();
+            made.iter().for_each(|bytes| sizes.add(*bytes));
+            assert_eq!(sizes.tiny(made.iter().copied()), 1..=most, "{made:?}");
+        }
     }
 }

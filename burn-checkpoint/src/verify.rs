@@ -5,7 +5,6 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::marker::PhantomData;
 
 use burn_backend::{Backend, read_sync};
-use burn_decorator::cell::Scope;
 
 use crate::error::RematError;
 use crate::kind::Value;
@@ -13,7 +12,8 @@ use crate::kind::Value;
 thread_local! {
     /// How many guards there are.
     static GUARDS: Cell<usize> = const { Cell::new(0) };
-    static REHEARSING: Cell<bool> = const { Cell::new(false) };
+    /// Whether a replay under way is only to be compared.
+    pub(crate) static REHEARSING: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Replays and compares, while its guard lives, every tensor that is evicted on this thread, and compares every tensor that comes
@@ -46,17 +46,13 @@ thread_local! {
 /// ```
 #[derive(Debug)]
 #[must_use = "ends when this is dropped"]
-pub struct Verify {
-    thread: PhantomData<*const ()>,
-}
+pub struct Verify(PhantomData<*const ()>);
 
 impl Verify {
     /// Turns the comparison on for this thread, until the last of its guards is dropped.
     pub fn on() -> Self {
         GUARDS.set(GUARDS.get() + 1);
-        Self {
-            thread: PhantomData,
-        }
+        Self(PhantomData)
     }
 }
 
@@ -76,12 +72,6 @@ pub(crate) fn is_on() -> bool {
 #[inline]
 pub(crate) fn is_rehearsing() -> bool {
     REHEARSING.get()
-}
-
-/// Runs a replay that is only to be compared.
-pub(crate) fn rehearse(replay: impl FnOnce()) {
-    let _rehearsing = Scope::enter(&REHEARSING, true);
-    replay();
 }
 
 /// The checksum of a storage that is dropped or moved, in verify mode.

@@ -7,9 +7,9 @@
 //! oldest ones, where outdated prices are corrected.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use super::replay_cost::cost_ns;
 use crate::entry::{AnyEntry, Group};
 
 /// Dropped nodes are removed after at least so many additions: until then an entry keeps the memory of the node, without its storage.
@@ -18,9 +18,9 @@ const LEAST: usize = 256;
 /// Prices differ by at most a quarter in a class: those with the same exponent and the same first two bits.
 const PRICE_SHIFT: u32 = 50;
 
-/// The class of the lowest price, 2^-24 nanoseconds a byte, and how many there are up to 2^24.
+/// The classes of the lowest price, 2^-24 nanoseconds a byte, and of the highest, just below 2^24.
 const LOWEST: u64 = (1023 - 24) << 2;
-const CLASSES: usize = 48 << 2;
+const HIGHEST: u64 = ((1023 + 24) << 2) - 1;
 
 /// How often a branch point without handles is needed, relative to a tensor with handles: only if a tensor computed from it is evicted as
 /// well. In a GPT of 12 blocks values from 0.1 to 0.6 change what is replayed by less than a tenth, both at 60 % and at 25 % of its bytes;
@@ -37,12 +37,15 @@ const TINY: u64 = 64;
 /// The mean is used only after more additions than this.
 const FEW: u64 = 64;
 
+/// The costs of so many evicted inputs are added up, so that the time does not grow with the number of evicted tensors. With 64 `ctc_loss`
+/// under 37 % of its bytes evicts every state of its chain, and replays half of its operations twice.
+const INPUTS: usize = 1024;
+
 /// Storages that can come back. Some entries are evicted or dropped by now: these are skipped when a search takes them.
+#[derive(Default)]
 pub(super) struct Candidates {
-    /// By price; in a class by last use, and those of one operation by their additions.
-    classes: Vec<BTreeMap<(u64, u64), Weak<dyn AnyEntry>>>,
     /// The classes that are not empty.
-    used: Vec<Used>,
+    classes: Vec<Class>,
     /// Additions so far.
     added: u64,
     /// Bytes of all additions.
@@ -57,58 +60,44 @@ pub(super) struct Candidates {
     evicted: Vec<Arc<dyn AnyEntry>>,
 }
 
-/// A class and the last use of its oldest candidate: a search compares these alone.
-#[derive(Clone, Copy)]
-struct Used {
-    class: usize,
+/// The candidates in a class of prices.
+struct Class {
+    number: u64,
+    /// The last use of the oldest candidate: a search compares these alone.
     last_used: u64,
-}
-
-impl Used {
-    fn score(self, now: u64) -> f64 {
-        least_price(self.class) / staleness(now, self.last_used)
-    }
-}
-
-impl Default for Candidates {
-    fn default() -> Self {
-        Self {
-            classes: vec![BTreeMap::new(); CLASSES],
-            used: Vec::new(),
-            added: 0,
-            added_bytes: 0,
-            tidy_at: LEAST as u64,
-            held: (0, Vec::new()),
-            looks: 0,
-            evicted: Vec::new(),
-        }
-    }
+    /// By last use, and those of one operation by their additions.
+    queue: BTreeMap<(u64, u64), Weak<dyn AnyEntry>>,
 }
 
 impl Candidates {
-    /// Removes all.
-    pub fn clear(&mut self) {
-        *self = Self::default();
-    }
-
     /// Adds the storage of this owner. Its first price counts what its tensors cost alone, without evicted inputs.
     pub fn add(&mut self, owner: Arc<dyn AnyEntry>) {
         let Some(group) = owner.clone().group() else {
             return owner.unlist();
         };
-        self.put(&owner, &group, own_ns(&group) / worth(&group));
+        let own_ns = group.members.iter().map(|node| f64::from(node.cost_ns()));
+        self.put(&owner, &group, own_ns.sum::<f64>() / worth(&group));
         if self.added >= self.tidy_at {
             self.tidy();
         }
     }
 
     fn put(&mut self, owner: &Arc<dyn AnyEntry>, group: &Group, price: f64) {
-        let (class, last_used) = (class(price), group.last_used);
-        match self.used.iter_mut().find(|used| used.class == class) {
-            Some(used) => used.last_used = used.last_used.min(last_used),
-            None => self.used.push(Used { class, last_used }),
+        let (number, last_used) = (class_of(price), group.last_used);
+        let at = self.classes.iter().position(|own| own.number == number);
+        let at = at.unwrap_or(self.classes.len());
+        if at == self.classes.len() {
+            let queue = BTreeMap::new();
+            self.classes.push(Class {
+                number,
+                last_used,
+                queue,
+            });
         }
-        self.classes[class].insert((last_used, self.added), Arc::downgrade(owner));
+        let class = &mut self.classes[at];
+        class.last_used = class.last_used.min(last_used);
+        let place = (last_used, self.added);
+        class.queue.insert(place, Arc::downgrade(owner));
         self.added += 1;
         self.added_bytes += group.bytes;
     }
@@ -116,12 +105,13 @@ impl Candidates {
     /// Removes and returns the cheapest storage; `None` if nothing may be evicted now. `now` is what staleness is counted from.
     pub fn take_cheapest(&mut self, now: u64) -> Option<Group> {
         loop {
-            let at = self.first(now)?;
-            let of = self.used[at].class;
-            let ((last_used, _), candidate) = self.classes[of].pop_first()?;
-            match self.classes[of].first_key_value() {
-                Some(((oldest, _), _)) => self.used[at].last_used = *oldest,
-                None => drop(self.used.swap_remove(at)),
+            let (at, _) = self.first(now)?;
+            let class = &mut self.classes[at];
+            let of = class.number;
+            let ((last_used, _), candidate) = class.queue.pop_first()?;
+            match class.queue.first_key_value() {
+                Some(((oldest, _), _)) => class.last_used = *oldest,
+                None => drop(self.classes.swap_remove(at)),
             }
             let Some(owner) = candidate.upgrade() else {
                 continue;
@@ -137,18 +127,37 @@ impl Candidates {
                 continue;
             }
             let staleness = staleness(now, group.last_used);
-            let next = self.first(now);
-            let next = next.map_or(f64::INFINITY, |at| self.used[at].score(now));
+            let next = self.first(now).map_or(f64::INFINITY, |(_, score)| score);
             // A storage at more than four times the next one's price is not the cheapest: its exact cost is not computed.
             let enough_ns = 4.0 * worth(&group) * (next * staleness).max(least_price(of));
-            let price = cost_ns(&group.members, enough_ns, &mut self.evicted) / worth(&group);
-            let is_right = class(price) <= of && group.last_used <= last_used;
+            let price = self.cost_ns(&group.members, enough_ns) / worth(&group);
+            let is_right = class_of(price) <= of && group.last_used <= last_used;
             if is_right || price <= next * staleness {
                 owner.unlist();
                 return Some(group);
             }
             self.put(&owner, &group, price);
         }
+    }
+
+    /// Nanoseconds to bring these tensors back, with the evicted inputs that have to come back first; if that is more than `enough_ns`, any
+    /// number above `enough_ns`.
+    fn cost_ns(&mut self, nodes: &[Arc<dyn AnyEntry>], enough_ns: f64) -> f64 {
+        static SEARCHES: AtomicU64 = AtomicU64::new(0);
+        let search = SEARCHES.fetch_add(1, Ordering::Relaxed) + 1;
+        let evicted = &mut self.evicted;
+        let (mut cost_ns, mut next) = (0.0, 0);
+        while next < nodes.len() + evicted.len().min(INPUTS) && cost_ns <= enough_ns {
+            let node = match nodes.get(next) {
+                Some(node) => node.clone(),
+                None => evicted[next - nodes.len()].clone(),
+            };
+            cost_ns += f64::from(node.cost_ns());
+            node.sources(search, evicted);
+            next += 1;
+        }
+        evicted.clear();
+        cost_ns
     }
 
     /// Begins a search for the operation with this number: storages held for another operation are candidates again.
@@ -162,55 +171,45 @@ impl Candidates {
     /// Makes the held storages candidates again. Returns whether there were any.
     pub fn release(&mut self) -> bool {
         let held = std::mem::take(&mut self.held.1);
-        let any = !held.is_empty();
-        for owner in held.iter().filter_map(Weak::upgrade) {
-            self.add(owner);
-        }
-        any
+        let alive = held.iter().filter_map(Weak::upgrade);
+        alive.for_each(|owner| self.add(owner));
+        !held.is_empty()
     }
 
-    /// The index in `used` of the least score; of equal ones that of the least price.
-    fn first(&self, now: u64) -> Option<usize> {
+    /// The index of the class with the least price over staleness, and this score; of equal ones that of the least price.
+    fn first(&self, now: u64) -> Option<(usize, f64)> {
         let (mut least, mut least_staleness, mut first) = (f64::INFINITY, 1.0, None);
-        for (at, used) in self.used.iter().enumerate() {
-            let (price, staleness) = (least_price(used.class), staleness(now, used.last_used));
+        for (at, class) in self.classes.iter().enumerate() {
+            let (price, staleness) = (least_price(class.number), staleness(now, class.last_used));
             // Compares price over staleness without a division. Both products are exact.
             let (own, other) = (price * least_staleness, least * staleness);
             if own < other || own == other && price < least {
                 (least, least_staleness, first) = (price, staleness, Some(at));
             }
         }
-        first
+        first.map(|at| (at, least / least_staleness))
     }
 
     /// Removes dropped nodes.
     fn tidy(&mut self) {
-        for class in &mut self.classes {
-            class.retain(|_, owner| owner.strong_count() > 0);
-        }
-        self.used.retain_mut(|used| {
-            let oldest = self.classes[used.class].first_key_value();
+        self.classes.retain_mut(|class| {
+            class.queue.retain(|_, owner| owner.strong_count() > 0);
+            let oldest = class.queue.first_key_value();
             oldest
-                .inspect(|((oldest, _), _)| used.last_used = *oldest)
+                .inspect(|((oldest, _), _)| class.last_used = *oldest)
                 .is_some()
         });
-        let count = self.classes.iter().map(BTreeMap::len).sum();
+        let count = self.classes.iter().map(|class| class.queue.len()).sum();
         self.tidy_at = self.added + LEAST.max(count) as u64;
     }
 }
 
-fn class(price: f64) -> usize {
-    ((price.to_bits() >> PRICE_SHIFT).saturating_sub(LOWEST) as usize).min(CLASSES - 1)
+fn class_of(price: f64) -> u64 {
+    (price.to_bits() >> PRICE_SHIFT).clamp(LOWEST, HIGHEST)
 }
 
-fn least_price(class: usize) -> f64 {
-    f64::from_bits((class as u64 + LOWEST) << PRICE_SHIFT)
-}
-
-/// The sum of what its tensors cost alone.
-fn own_ns(group: &Group) -> f64 {
-    let own = group.members.iter().map(|node| f64::from(node.cost_ns()));
-    own.sum()
+fn least_price(class: u64) -> f64 {
+    f64::from_bits(class << PRICE_SHIFT)
 }
 
 /// Its bytes, divided by how often they are needed, as far as is known.

@@ -6,17 +6,17 @@ use std::time::Instant;
 
 use burn_backend::DeviceId;
 use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::candidates::Candidates;
 use super::gradients::Gradients;
 use super::memo::Memo;
 use super::need::Needs;
-use super::settings::{LimitSetting, MemoryBudget, Overflow};
+use super::settings::MemoryBudget;
 use super::thrashing::Thrashing;
 use crate::clock::{self, Lineage};
-use crate::cost::{Costs, ResultKey};
-use crate::entry::AnyEntry;
+use crate::cost::ResultKey;
+use crate::entry::{self, AnyEntry};
 use crate::error::{Need, size};
 use crate::snapshot::Snapshot;
 use crate::stats::Counts;
@@ -29,14 +29,14 @@ const LARGEST_ELEMENT_BYTES: u64 = 8;
 
 /// The budget of one device.
 pub(crate) struct Budget {
-    settings: MemoryBudget,
+    pub settings: MemoryBudget,
     start: Instant,
     /// `u64::MAX` while it is measured.
     limit: AtomicU64,
     /// Whether the backward pass of the step under way has begun.
     differentiated: AtomicBool,
-    counts: Arc<Counts>,
-    pub gradients: Gradients,
+    pub counts: Arc<Counts>,
+    pub gradients: Mutex<Gradients>,
     /// Bytes that were live when nothing more could be evicted.
     stuck: AtomicU64,
     nodes: Mutex<Nodes>,
@@ -75,41 +75,6 @@ impl Known {
 }
 
 impl Nodes {
-    fn remember(&mut self, id: u64, node: Weak<dyn AnyEntry>, bytes: u64) {
-        debug_assert!(self.all.last().is_none_or(|last| last.id < id));
-        self.all.push(Known {
-            id,
-            node: Some(node),
-            is_single: bytes <= LARGEST_ELEMENT_BYTES,
-        });
-        if self.all.len() > self.tidy_at {
-            let is_alive = |node: &Weak<dyn AnyEntry>| node.strong_count() > 0;
-            self.all
-                .retain(|known| known.node.as_ref().is_some_and(is_alive));
-            self.tidy_at = self.all.len() * 3 / 2 + 64;
-        }
-    }
-
-    fn forget(&mut self, id: u64) {
-        let Some(last) = self.all.last() else {
-            return;
-        };
-        // The index is this one if no number after it is missing, and larger if some are.
-        let after = last.id.saturating_sub(id) as usize;
-        let least = (self.all.len() - 1).saturating_sub(after);
-        let rest = &mut self.all[least..];
-        if rest[0].id == id {
-            rest[0].node = None;
-        } else if let Ok(at) = rest.binary_search_by_key(&id, |known| known.id) {
-            rest[at].node = None;
-        }
-        while self.all.pop_if(|known| known.node.is_none()).is_some() {}
-    }
-
-    fn alive(&self) -> impl Iterator<Item = Arc<dyn AnyEntry>> {
-        self.all.iter().filter_map(Known::node)
-    }
-
     /// Starts again without what the optimizer's operations left behind: on ranks that sharded it these have other sizes, and what is evicted in
     /// forward and backward must be the same on all of them.
     fn begin_step(&mut self) {
@@ -118,7 +83,7 @@ impl Nodes {
             node.inspect(|node| node.unlist()).is_some()
         });
         self.sorted = 0;
-        self.candidates.clear();
+        self.candidates = Candidates::default();
         self.memo.begin_step(clock::now());
     }
 
@@ -147,17 +112,13 @@ impl Nodes {
 
 impl Budget {
     pub fn new(settings: MemoryBudget, counts: Arc<Counts>) -> Self {
-        let limit = match settings.limit {
-            LimitSetting::Bytes(bytes) => bytes,
-            LimitSetting::Fraction(_) => u64::MAX,
-        };
         Self {
             settings,
             start: Instant::now(),
-            limit: AtomicU64::new(limit),
+            limit: AtomicU64::new(settings.bytes),
             differentiated: AtomicBool::new(false),
             counts,
-            gradients: Gradients::default(),
+            gradients: Mutex::default(),
             stuck: AtomicU64::new(u64::MAX),
             nodes: Mutex::default(),
             program: AtomicU64::new(0),
@@ -170,10 +131,6 @@ impl Budget {
         self.counts.live()
     }
 
-    pub fn peak(&self) -> u64 {
-        self.counts.highest()
-    }
-
     /// The limit; `None` while it is measured.
     pub fn limit(&self) -> Option<u64> {
         Some(self.limit.load(Ordering::Relaxed)).filter(|limit| *limit < u64::MAX)
@@ -181,13 +138,13 @@ impl Budget {
 
     /// Sets a limit that is a fraction, once the first step is over: of that step's peak, gradients included.
     fn measured(&self) {
-        if let LimitSetting::Fraction(fraction) = self.settings.limit
+        if let Some(fraction) = self.settings.fraction
             && self.limit().is_none()
         {
-            let limit = (self.peak() as f64 * fraction) as u64;
+            let limit = (self.counts.highest() as f64 * fraction) as u64;
             self.limit.store(limit, Ordering::Relaxed);
             let need = self.needs.largest();
-            if self.settings.overflow == Overflow::Panic && need.bytes() > limit {
+            if self.settings.strict && need.bytes() > limit {
                 panic!("{}", need.error(limit));
             }
         }
@@ -200,7 +157,16 @@ impl Budget {
             self.measured();
             self.step_is_over();
         }
-        self.settle_scalars();
+        // Drops the recipes of single numbers: a loss that the training loop holds would keep the whole forward pass.
+        let nodes = self.nodes.lock();
+        let single = nodes.all.iter().filter(|known| known.is_single);
+        let single: Vec<_> = single.filter_map(Known::node).collect();
+        drop(nodes);
+        for node in single {
+            if node.info().users > 0 {
+                node.settle();
+            }
+        }
     }
 
     /// Ends a step: counts it if it thrashed, and logs its largest need if that exceeds the limit.
@@ -213,30 +179,18 @@ impl Budget {
         }
     }
 
+    /// A step is over, and its gradients are state.
     fn ends_step(&self) {
         if self.differentiated.swap(false, Ordering::Relaxed) {
             self.measured();
         }
         self.step_is_over();
-    }
-
-    /// Drops the recipes of single numbers: a loss that the training loop holds would keep the whole forward pass.
-    fn settle_scalars(&self) {
-        let nodes = self.nodes.lock();
-        let single = nodes.all.iter().filter(|known| known.is_single);
-        let single: Vec<_> = single.filter_map(Known::node).collect();
-        drop(nodes);
-        for node in single {
-            if node.info().users > 0 {
-                node.settle();
-            }
-        }
+        self.counts.remove(self.gradients.lock().retire());
     }
 
     /// A forward pass begins: live tensors that descend from gradients are state, and no longer counted.
     pub fn forward_begins(&self) {
         self.ends_step();
-        self.counts.remove(self.gradients.retire());
         for node in self.alive() {
             if node.info().lineage == Lineage::Gradient {
                 node.retire();
@@ -250,7 +204,6 @@ impl Budget {
     /// A step ends: every live tensor is state. It loses its recipe and is no longer counted.
     pub fn step_ends(&self) {
         self.ends_step();
-        self.counts.remove(self.gradients.retire());
         for node in self.alive() {
             node.settle();
             node.retire();
@@ -258,13 +211,18 @@ impl Budget {
     }
 
     fn alive(&self) -> Vec<Arc<dyn AnyEntry>> {
-        self.nodes.lock().alive().collect()
+        self.nodes
+            .lock()
+            .all
+            .iter()
+            .filter_map(Known::node)
+            .collect()
     }
 
     /// Records what an operation of an unconstrained step needs, if the limit is being measured.
     #[cold]
     fn look(&self, op: &'static str, bytes: u64) {
-        if matches!(self.settings.limit, LimitSetting::Fraction(_)) {
+        if self.settings.fraction.is_some() {
             let alive = self.alive();
             self.needs.look(alive.len(), self.need(&alive, op, bytes));
         }
@@ -279,7 +237,7 @@ impl Budget {
             && self.counts.lowest.load(Ordering::Relaxed) >= stuck;
         // Except to log a need clearly larger than the largest known one, or to refuse the operation.
         let known = !self.needs.is_clearly_larger(self.live() + bytes);
-        if little && known && self.settings.overflow == Overflow::Warn {
+        if little && known && !self.settings.strict {
             return;
         }
         self.stuck.store(u64::MAX, Ordering::Relaxed);
@@ -291,16 +249,14 @@ impl Budget {
             stats.searched_tensors += looks;
             stats.search_time += time;
         });
-        if self.settings.overflow == Overflow::Warn && self.thrashing.is_endless() {
+        if !self.settings.strict && self.thrashing.is_endless() {
             let limit = 2 * limit.max(self.live() + bytes);
             self.limit.store(limit, Ordering::Relaxed);
             log::warn!(
                 "the memory budget is raised to {}: under it a step would not end in reasonable time",
                 size(limit)
             );
-            if self.live().saturating_add(bytes) <= limit {
-                return;
-            }
+            return;
         }
         if !fits {
             self.stuck.store(self.live(), Ordering::Relaxed);
@@ -313,14 +269,12 @@ impl Budget {
     fn evict(&self, bytes: u64, limit: u64) -> (bool, u64) {
         let now = clock::now();
         let fits = || self.live().saturating_add(bytes) <= limit;
-        let key = [self.live(), bytes, limit];
-        let key = key
-            .into_iter()
-            .fold(self.program.load(Ordering::Relaxed), mix);
+        let program = self.program.load(Ordering::Relaxed);
+        let key = [self.live(), bytes, limit].into_iter().fold(program, mix);
         let known = self.nodes.lock().repeat(key);
         let goes_on = known.is_some();
         if let Some((members, made_room)) = known {
-            members.into_iter().for_each(evict);
+            members.into_iter().for_each(entry::evict);
             if fits() == made_room {
                 return (made_room, 0);
             }
@@ -340,7 +294,7 @@ impl Budget {
                 break;
             };
             drop(nodes);
-            group.members.iter().cloned().for_each(evict);
+            group.members.iter().cloned().for_each(entry::evict);
             nodes = self.nodes.lock();
             for member in group.members {
                 let info = member.info();
@@ -360,22 +314,24 @@ impl Budget {
     /// What the operation under way needs, which is about to make so many bytes.
     fn need(&self, alive: &[Arc<dyn AnyEntry>], op: &'static str, bytes: u64) -> Need {
         let mut need = Need::of(alive, clock::now(), op, bytes);
-        need.gradients_bytes += self.gradients.bytes();
+        need.gradients_bytes += self.gradients.lock().bytes;
         need
     }
 
     fn overflows(&self, op: &'static str, bytes: u64, limit: u64) {
-        let refuses = self.settings.overflow == Overflow::Panic;
-        if !refuses && !self.needs.is_clearly_larger(self.live() + bytes) {
+        let strict = self.settings.strict;
+        if !strict && !self.needs.is_clearly_larger(self.live() + bytes) {
             return;
         }
-        let need = self.need(&self.alive(), op, bytes);
-        let need = need.with_all_of(self.live());
-        if refuses {
+        let mut need = self.need(&self.alive(), op, bytes);
+        // Nothing more can be evicted: all else that is live stays.
+        let counted = need.bytes() - need.result_bytes;
+        need.kept_bytes += self.live().saturating_sub(counted);
+        if strict {
             panic!("{}", need.error(limit));
         }
         self.needs.keep(need);
-        if self.needs.is_silent() {
+        if self.needs.said_bytes.load(Ordering::Relaxed) == 0 {
             // The first is logged at once; later the largest need of each step is logged at its end.
             self.needs.say(limit);
         }
@@ -383,17 +339,12 @@ impl Budget {
 
     /// Whether a tensor that came back may be evicted again; also while the limit is measured.
     pub fn may_evict(&self) -> bool {
-        self.settings.limit != LimitSetting::Bytes(u64::MAX)
+        self.settings.fraction.is_some() || self.settings.bytes < u64::MAX
     }
 
     /// Whether a branch point, which several recipes start from, keeps its storage without handles: in forward, once there is a limit.
     pub fn keeps_branch_points(&self) -> bool {
         !self.differentiated.load(Ordering::Relaxed) && self.limit().is_some()
-    }
-
-    /// Whether an operation for which the device has no memory runs again.
-    pub fn retries(&self) -> bool {
-        self.settings.retries
     }
 
     /// Evicts an eighth of what is live. Returns the bytes that this frees.
@@ -406,29 +357,16 @@ impl Budget {
 
     /// The live tensors, by operation.
     pub fn holders(&self, device: DeviceId) -> Snapshot {
-        let mut storages = FxHashMap::default();
-        for node in self.alive() {
+        let mut storages = FxHashSet::default();
+        let mut holders: FxHashMap<_, (u64, usize)> = FxHashMap::default();
+        for node in self.alive().into_iter().rev() {
             let info = node.info();
-            if info.resident && !info.retired {
-                storages.insert(info.owner, (info.op.name, node.kind(), info.owner_bytes));
+            if info.resident && !info.retired && storages.insert(info.owner) {
+                let holder = holders.entry((info.op.name, node.kind())).or_default();
+                *holder = (holder.0 + info.owner_bytes, holder.1 + 1);
             }
         }
-        let mut holders: FxHashMap<_, (u64, usize)> = FxHashMap::default();
-        for (op, kind, bytes) in storages.into_values() {
-            let holder = holders.entry((op, kind)).or_default();
-            *holder = (holder.0 + bytes, holder.1 + 1);
-        }
         Snapshot::new(device, self.start.elapsed(), self.live(), holders)
-    }
-
-    /// Where costs come from.
-    pub fn costs(&self) -> &Costs {
-        &self.settings.costs
-    }
-
-    /// Estimated nanoseconds to bring a tensor of so many bytes back from the host.
-    pub fn upload_ns(&self, bytes: u64) -> f32 {
-        self.settings.costs.upload_ns(bytes)
     }
 
     /// Counts the work of a replay.
@@ -445,21 +383,47 @@ impl Budget {
 
     /// Adds a new node of so many bytes.
     pub fn register(&self, id: u64, node: Weak<dyn AnyEntry>, bytes: u64) {
-        self.nodes.lock().remember(id, node, bytes);
+        let mut nodes = self.nodes.lock();
+        debug_assert!(nodes.all.last().is_none_or(|last| last.id < id));
+        nodes.all.push(Known {
+            id,
+            node: Some(node),
+            is_single: bytes <= LARGEST_ELEMENT_BYTES,
+        });
+        if nodes.all.len() > nodes.tidy_at {
+            let is_alive = |node: &Weak<dyn AnyEntry>| node.strong_count() > 0;
+            let all = &mut nodes.all;
+            all.retain(|known| known.node.as_ref().is_some_and(is_alive));
+            nodes.tidy_at = nodes.all.len() * 3 / 2 + 64;
+        }
     }
 
     /// Removes a node that is being dropped: what refers to it would keep its allocation.
     pub fn forget(&self, id: u64) {
         // A search may be what drops the node.
-        if let Some(mut nodes) = self.nodes.try_lock() {
-            nodes.forget(id);
+        let Some(mut nodes) = self.nodes.try_lock() else {
+            return;
+        };
+        let all = &mut nodes.all;
+        let Some(last) = all.last() else {
+            return;
+        };
+        // The index is this one if no number after it is missing, and larger if some are.
+        let after = last.id.saturating_sub(id) as usize;
+        let least = (all.len() - 1).saturating_sub(after);
+        let rest = &mut all[least..];
+        if rest[0].id == id {
+            rest[0].node = None;
+        } else if let Ok(at) = rest.binary_search_by_key(&id, |known| known.id) {
+            rest[at].node = None;
         }
+        while all.pop_if(|known| known.node.is_none()).is_some() {}
     }
 
     /// Adds a node that is resident again to those that may be evicted.
     pub fn list(&self, node: &Arc<impl AnyEntry + 'static>) {
         let mut nodes = self.nodes.lock();
-        if !nodes.memo.repeats()
+        if !nodes.memo.repeats
             && let Some(owner) = node.clone().list()
         {
             nodes.candidates.add(owner);
@@ -476,11 +440,6 @@ impl Budget {
             self.look(op, bytes);
         }
     }
-}
-
-fn evict(node: Arc<dyn AnyEntry>) {
-    node.clone().rehearse();
-    node.evict();
 }
 
 /// Adds a number to a hash.

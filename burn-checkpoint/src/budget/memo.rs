@@ -18,7 +18,7 @@ pub(super) struct Memo {
     /// How many of the searches this step has repeated.
     repeated: usize,
     /// Whether this step has made the same searches as the one before so far.
-    repeats: bool,
+    pub repeats: bool,
 }
 
 /// How a later step finds a node.
@@ -50,10 +50,6 @@ impl Memo {
         self.earlier = std::mem::replace(&mut self.before, before);
         self.repeated = 0;
         self.repeats = !self.searches.is_empty();
-    }
-
-    pub fn repeats(&self) -> bool {
-        self.repeats
     }
 
     /// If the step before has made a search with this key at this point: the numbers of what is to be evicted, and whether that made the room.
@@ -133,6 +129,6 @@ mod tests {
         memo.begin_step(30);
         let (ids, _) = memo.repeat(7).expect("the same search");
         assert_eq!(ids.collect::<Vec<_>>(), [32, 5]);
-        assert!(memo.repeats());
+        assert!(memo.repeats);
     }
 }

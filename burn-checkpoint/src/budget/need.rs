@@ -48,27 +48,18 @@ impl Need {
                 .or_insert((why, info.owner_bytes));
             storage.0 = storage.0.max(why);
         }
-        let mut need = Self {
+        let of = |why| {
+            let same = storages.values().filter(|(own, _)| *own == why);
+            same.map(|(_, bytes)| bytes).sum()
+        };
+        Self {
             op,
             result_bytes,
-            ..Self::default()
-        };
-        for (why, bytes) in storages.into_values() {
-            match why {
-                Why::Evictable => {}
-                Why::Kept => need.kept_bytes += bytes,
-                Why::Random => need.random_bytes += bytes,
-                Why::Gradient => need.gradients_bytes += bytes,
-                Why::InUse => need.in_use_bytes += bytes,
-            }
+            kept_bytes: of(Why::Kept),
+            random_bytes: of(Why::Random),
+            gradients_bytes: of(Why::Gradient),
+            in_use_bytes: of(Why::InUse),
         }
-        need
-    }
-
-    /// Adds all other live bytes to `kept_bytes`, for a need measured where nothing more can be evicted.
-    pub(super) fn with_all_of(mut self, live: u64) -> Self {
-        self.kept_bytes += live.saturating_sub(self.bytes() - self.result_bytes);
-        self
     }
 
     /// The error that a limit is too small for this need.
@@ -94,8 +85,8 @@ enum Why {
 #[derive(Default)]
 pub(super) struct Needs {
     largest: Mutex<Need>,
-    largest_bytes: AtomicU64,
-    said_bytes: AtomicU64,
+    /// 0 if nothing was logged yet.
+    pub said_bytes: AtomicU64,
     /// Operations until the need of an unconstrained step is computed again.
     until_look: AtomicU64,
 }
@@ -103,7 +94,7 @@ pub(super) struct Needs {
 impl Needs {
     /// Whether a need of so many bytes is clearly larger than the largest known one.
     pub fn is_clearly_larger(&self, bytes: u64) -> bool {
-        clearly(bytes, self.largest_bytes.load(Ordering::Relaxed))
+        clearly(bytes, self.largest().bytes())
     }
 
     /// Whether it is time to compute the need of an unconstrained step; counts one operation.
@@ -126,7 +117,6 @@ impl Needs {
         let mut largest = self.largest.lock();
         if need.bytes() > largest.bytes() {
             *largest = need;
-            self.largest_bytes.store(need.bytes(), Ordering::Relaxed);
         }
     }
 
@@ -142,11 +132,6 @@ impl Needs {
             self.said_bytes.store(bytes, Ordering::Relaxed);
             log::warn!("{}; going on above it", largest.error(limit));
         }
-    }
-
-    /// Whether nothing was logged yet.
-    pub fn is_silent(&self) -> bool {
-        self.said_bytes.load(Ordering::Relaxed) == 0
     }
 }
 

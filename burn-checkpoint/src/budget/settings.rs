@@ -81,32 +81,22 @@ use crate::error::RematError;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryBudget {
-    pub(crate) limit: LimitSetting,
-    pub(crate) overflow: Overflow,
+    /// `u64::MAX` if it is a fraction.
+    pub(crate) bytes: u64,
+    pub(crate) fraction: Option<f64>,
+    /// Whether what does not fit panics.
+    pub(crate) strict: bool,
     pub(crate) costs: Costs,
     pub(crate) retries: bool,
-}
-
-/// How the limit is given.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum LimitSetting {
-    Bytes(u64),
-    Fraction(f64),
-}
-
-/// What happens when the limit cannot be kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Overflow {
-    Warn,
-    Panic,
 }
 
 impl MemoryBudget {
     /// A limit in bytes.
     pub fn bytes(bytes: u64) -> Self {
         Self {
-            limit: LimitSetting::Bytes(bytes),
-            overflow: Overflow::Warn,
+            bytes,
+            fraction: None,
+            strict: false,
             costs: Costs::Estimated,
             retries: false,
         }
@@ -119,23 +109,18 @@ impl MemoryBudget {
     ///
     /// [`RematError::InvalidFraction`] unless it is above 0 and at most 1.
     pub fn fraction(fraction: f64) -> Result<Self, RematError> {
-        if fraction > 0.0 && fraction <= 1.0 {
-            Ok(Self {
-                limit: LimitSetting::Fraction(fraction),
-                ..Self::bytes(0)
-            })
-        } else {
-            Err(RematError::InvalidFraction { fraction })
-        }
+        let mut budget = Self::bytes(u64::MAX);
+        budget.fraction = Some(fraction);
+        let is_valid = fraction > 0.0 && fraction <= 1.0;
+        let error = RematError::InvalidFraction { fraction };
+        is_valid.then_some(budget).ok_or(error)
     }
 
     /// Panics with [`RematError::BudgetTooSmall`] where an operation does not fit, each time it is tried, instead of warning and going on
     /// above the limit; if the limit is a fraction, as soon as it is measured and known to be too small.
-    pub fn strict(self) -> Self {
-        Self {
-            overflow: Overflow::Panic,
-            ..self
-        }
+    pub fn strict(mut self) -> Self {
+        self.strict = true;
+        self
     }
 
     /// If the backend panics at once for want of device memory, evicts an eighth of the live bytes and runs the operation again, until it
@@ -148,11 +133,9 @@ impl MemoryBudget {
     ///
     /// Operations without a recipe, those on gradients and in the optimizer, keep their operands until they are over, so they cannot write
     /// into them.
-    pub fn retrying(self) -> Self {
-        Self {
-            retries: true,
-            ..self
-        }
+    pub fn retrying(mut self) -> Self {
+        self.retries = true;
+        self
     }
 
     /// Takes the costs of operations and uploads from a device's roofline, in place of those of one CPU thread: on a GPU a product costs
@@ -165,10 +148,8 @@ impl MemoryBudget {
     /// let budget = MemoryBudget::bytes(8 << 30).costs_on(DeviceProfile::A100);
     /// # let _ = budget;
     /// ```
-    pub fn costs_on(self, device: DeviceProfile) -> Self {
-        Self {
-            costs: Costs::On(device),
-            ..self
-        }
+    pub fn costs_on(mut self, device: DeviceProfile) -> Self {
+        self.costs = Costs::On(device);
+        self
     }
 }

@@ -309,7 +309,7 @@ impl<B: Backend> Call<B> {
     fn cost_ns(&self, memory: &MemoryStats, elements: usize, bytes: u64) -> f32 {
         match (
             &self.operands.cost,
-            memory.budget().map(|budget| budget.costs()),
+            memory.budget().map(|budget| &budget.settings.costs),
         ) {
             (Some(cost), Some(Costs::On(device))) => cost.ns_on(device, elements as u64, bytes),
             (Some(cost), _) => cost.ns(elements as u64),
