@@ -34,21 +34,23 @@ pub struct OpInfo {
 
 impl OpInfo {
     pub(crate) const fn new(name: &'static str, work: Work, group: &'static str) -> Self {
-        let is_backward_only = ends_with(name, "_backward");
-        let is_of_modules = same(group, "ModuleOps") || same(group, "ActivationOps");
+        let bytes = name.as_bytes();
+        let is_backward_only = ends_with(bytes, b"_backward");
+        let reshapes = ends_with(bytes, b"reshape");
+        let is_of_modules = matches!(group.as_bytes(), b"ModuleOps" | b"ActivationOps");
         Self {
             name,
             work,
             group,
-            rate: Rate::of(name, work),
+            rate: Rate::of(bytes, work),
             key: hash(name),
             is_forward_only: is_of_modules && !is_backward_only,
             is_backward_only,
-            reshapes: ends_with(name, "reshape"),
-            writes: ends_with(name, "slice_assign"),
-            keeps_order: ends_with(name, "reshape")
-                || ends_with(name, "detach")
-                || ends_with(name, "set_require_grad"),
+            reshapes,
+            writes: ends_with(bytes, b"slice_assign"),
+            keeps_order: reshapes
+                || ends_with(bytes, b"detach")
+                || ends_with(bytes, b"set_require_grad"),
         }
     }
 
@@ -69,11 +71,6 @@ impl OpInfo {
     pub const fn custom(name: &'static str, work: Work) -> Self {
         Self::new(name, work, "custom")
     }
-}
-
-/// Whether two texts are the same, at compile time.
-const fn same(a: &str, b: &str) -> bool {
-    a.len() == b.len() && ends_with(a, b)
 }
 
 /// FNV-1a.
