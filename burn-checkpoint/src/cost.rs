@@ -54,10 +54,10 @@ pub(crate) struct OpCost {
     /// Whether an operand is of a type of two bytes.
     is_half: bool,
     /// The first three operands of a product.
-    operands: Option<[Operand; 3]>,
+    operands: [Operand; 3],
     seen: usize,
-    /// Whether a view had to copy.
-    copies: bool,
+    /// Whether a view has to copy: its result lies in another order than its operand.
+    pub copies: bool,
     hasher: FxHasher,
     /// Bytes of the last result with the same key, if room was made for so many.
     pub expected: Option<u64>,
@@ -105,9 +105,9 @@ impl OpInfo {
     /// ```
     pub fn estimated_ns(&'static self, operands: &[Shape], result: &Shape) -> f32 {
         let mut cost = OpCost::new(self);
-        operands
-            .iter()
-            .for_each(|shape| cost.operand(shape, DType::F32));
+        for shape in operands {
+            cost.operand(shape, DType::F32);
+        }
         cost.ns(result.num_elements() as u64)
     }
 }
@@ -123,7 +123,7 @@ impl OpCost {
             largest_bytes: 0,
             bytes: 0,
             is_half: false,
-            operands: (op.work == Work::Compute).then(Default::default),
+            operands: Default::default(),
             seen: 0,
             copies: false,
             hasher,
@@ -133,35 +133,24 @@ impl OpCost {
 
     /// Adds an operand.
     pub fn operand(&mut self, shape: &Shape, dtype: DType) {
-        let dims = shape.as_slice();
-        let mut elements = 1;
-        self.hasher.write_usize(dims.len());
-        for dim in dims {
-            self.hasher.write_usize(*dim);
-            elements *= *dim as u64;
-        }
-        dtype.hash(&mut self.hasher);
+        self.hash((shape.as_slice(), dtype));
+        let elements = shape.num_elements() as u64;
         let bytes = elements * dtype.size() as u64;
         self.largest = self.largest.max(elements);
         self.largest_bytes = self.largest_bytes.max(bytes);
         self.bytes += bytes;
         self.is_half |= matches!(dtype, DType::F16 | DType::BF16);
-        if let Some(operands) = &mut self.operands
-            && let Some(operand) = operands.get_mut(self.seen)
+        if self.op.work == Work::Compute
+            && let Some(operand) = self.operands.get_mut(self.seen)
         {
             *operand = Operand::new(shape);
         }
         self.seen += 1;
     }
 
-    /// Adds the type of the result.
-    pub fn result_type(&mut self, dtype: DType) {
-        dtype.hash(&mut self.hasher);
-    }
-
-    /// Adds a plain number.
-    pub fn number(&mut self, number: usize) {
-        self.hasher.write_usize(number);
+    /// Adds to the key: a plain number, or the type of the result.
+    pub fn hash(&mut self, part: impl Hash) {
+        part.hash(&mut self.hasher);
     }
 
     /// Adds a plain argument by its debug output, because few types of arguments can be hashed.
@@ -176,20 +165,14 @@ impl OpCost {
         write!(Text(&mut self.hasher), "{argument:?}").expect("hashing does not fail");
     }
 
-    /// Records that a view has to copy: its result lies in another order than its operand.
-    pub fn copies(&mut self) {
-        self.copies = true;
-    }
-
     /// Estimated nanoseconds, given the elements of the result.
     pub fn ns(&self, elements: u64) -> f32 {
         let largest = self.largest.max(elements) as f64;
-        let ns = match (&self.operands, self.op.work) {
-            (Some(operands), _) => {
-                let products = multiplications(self.op.name, operands, elements as f64);
-                work::product_ns(self.op.name, products, largest)
+        let ns = match self.op.work {
+            Work::Compute => {
+                work::product_ns(self.op.name, self.multiplications(elements), largest)
             }
-            (None, Work::View) if self.copies => work::COPY.ns(largest),
+            Work::View if self.copies => work::COPY.ns(largest),
             _ => self.op.rate.ns(largest),
         };
         (work::START_NS + ns) as f32
@@ -197,28 +180,24 @@ impl OpCost {
 
     /// Estimated nanoseconds on a device, by a roofline, given the elements and the bytes of the result.
     pub fn ns_on(&self, device: &DeviceProfile, elements: u64, bytes: u64) -> f32 {
-        let moved = match self.op.work {
-            Work::View if !self.copies => 0.0,
-            Work::Sort => (self.bytes + bytes) as f64 * PASSES_OF_SORT,
-            _ => (self.bytes + bytes) as f64,
-        };
-        let flops = match &self.operands {
-            Some(operands) => 2.0 * multiplications(self.op.name, operands, elements as f64),
-            None => 0.0,
-        };
-        let functions = match self.op.work {
-            Work::Math => elements as f64,
-            _ => 0.0,
-        };
-        let work = KernelWork {
-            bytes: moved,
-            flops,
-            functions,
+        let mut kernel = KernelWork {
+            bytes: (self.bytes + bytes) as f64,
             is_half: self.is_half,
             ..KernelWork::default()
         };
-        let ns = device.seconds(&work) * 1e9;
+        match self.op.work {
+            Work::View if !self.copies => kernel.bytes = 0.0,
+            Work::Sort => kernel.bytes *= PASSES_OF_SORT,
+            Work::Compute => kernel.flops = 2.0 * self.multiplications(elements),
+            Work::Math => kernel.functions = elements as f64,
+            _ => {}
+        }
+        let ns = device.seconds(&kernel) * 1e9;
         ns.max(work::START_NS) as f32
+    }
+
+    fn multiplications(&self, elements: u64) -> f64 {
+        multiplications(self.op.name, &self.operands, elements as f64)
     }
 
     /// The key of this operation on operands of these shapes and types with these arguments.
@@ -240,7 +219,7 @@ mod tests {
     fn cast(elements: usize, from: DType, to: DType) -> ResultKey {
         let mut cost = cost("float_cast");
         cost.operand(&[elements].into(), from);
-        cost.result_type(to);
+        cost.hash(to);
         cost.key()
     }
 
