@@ -447,11 +447,11 @@ fn lineage(op_context: &mut OpContext, op: &OpInfo, operands: Lineage) -> Lineag
         }
         return Lineage::Gradient;
     }
-    let begins = match operands {
-        Lineage::Gradient => op.is_forward_only,
-        Lineage::Activation => step.phase == Phase::Backward && clock::is_layer(op),
-    };
-    if begins {
+    // A backward pass runs the product of a layer (linear, convolutions, attention) only on gradients; what autodiff itself computes
+    // again is cheaper.
+    let begins = operands == Lineage::Gradient
+        || (step.phase == Phase::Backward && op.work == Work::Compute);
+    if begins && op.is_forward_only {
         op_context.step = context::begin(Phase::Forward);
         return Lineage::Activation;
     }
