@@ -29,9 +29,7 @@ impl<B: Backend> Logits<B> {
         items: &Items<B>,
         config: &LinearCrossEntropyLossConfig,
     ) -> Self {
-        let LinearCrossEntropyLossConfig {
-            smoothing, z_loss, ..
-        } = *config;
+        let (smoothing, z_loss) = (config.smoothing, config.z_loss);
         let [_, classes] = weight.dims();
         let full = items.factors.dtype();
         let mut logits = hidden.matmul(weight).cast(full);
@@ -68,9 +66,7 @@ impl<B: Backend> Logits<B> {
 
     /// The gradient of the loss with respect to the logits.
     pub fn gradient(self, items: &Items<B>, config: &LinearCrossEntropyLossConfig) -> Tensor<B, 2> {
-        let LinearCrossEntropyLossConfig {
-            smoothing, z_loss, ..
-        } = *config;
+        let (smoothing, z_loss) = (config.smoothing, config.z_loss);
         let [_, classes] = self.exp.dims();
         let factors = items.factors.clone();
         let mut of_probability = factors.clone();
@@ -145,17 +141,14 @@ impl<B: Backend> Gradients<B> {
             self.hidden_rows.push(unscaled(product));
         }
         if self.wanted.weight {
-            let device = hidden.device();
-            let mut sum = self.weight.take();
+            let zeros = || Sum::zeros(weight.dims(), full, &hidden.device());
+            let sum = self.weight.take().unwrap_or_else(zeros);
             let parts = PARTS.min(width);
-            for number in 0..parts {
+            self.weight = Some((0..parts).fold(sum, |sum, number| {
                 let range = number * width / parts..(number + 1) * width / parts;
                 let inputs = hidden.clone().slice([0..rows, range.clone()]).transpose();
-                let part = unscaled(inputs.matmul(logits.clone()));
-                let before = sum.unwrap_or_else(|| Sum::zeros(weight.dims(), full, &device));
-                sum = Some(before.add(range, part));
-            }
-            self.weight = sum;
+                sum.add(range, unscaled(inputs.matmul(logits.clone())))
+            }));
         }
     }
 

@@ -70,20 +70,14 @@ impl<B: Backend> Items<B> {
         dtype: DType,
         config: &LinearCrossEntropyLossConfig,
     ) -> Result<Self, TargetOutOfRange> {
-        let Targets {
-            classes: targets,
-            weights,
-        } = targets;
+        let (mut targets, weights) = (targets.classes, targets.weights);
         assert!(rows > 0, "at least one row");
+        let device = targets.device();
         assert_eq!(targets.dims(), [rows], "a target for each of {rows} rows");
         // Other types, such as the u8 of a text's bytes, may hold neither the number of classes nor a negative `ignore_index`.
-        let targets = match targets.dtype() {
-            DType::I64 | DType::I32 => targets,
-            _ => {
-                let settings = get_device_settings::<B>(&targets.device());
-                targets.cast(settings.int_dtype)
-            }
-        };
+        if !matches!(targets.dtype(), DType::I64 | DType::I32) {
+            targets = targets.cast(get_device_settings::<B>(&device).int_dtype);
+        }
         let ignored = config
             .ignore_index
             .map(|index| targets.clone().equal_elem(index));
@@ -99,7 +93,7 @@ impl<B: Backend> Items<B> {
                 assert_eq!(weights.dims(), [rows], "a weight for each of {rows} rows");
                 untracked(weights).cast(dtype)
             }
-            None => Tensor::ones([rows], (&targets.device(), dtype)),
+            None => Tensor::ones([rows], (&device, dtype)),
         };
         if let Some(ignored) = &ignored {
             weights = weights.mask_fill(ignored.clone(), 0);
@@ -112,13 +106,10 @@ impl<B: Backend> Items<B> {
             _ => weights / total.clone().mask_fill(total.clone().equal_elem(0), 1),
         };
         let (indices, factors) = match config.out_of_range {
-            OutOfRange::Error => {
-                let wrong: i64 = no_class.int().sum().into_scalar().elem();
-                if wrong > 0 {
-                    return Err(first_out_of_range(targets, classes, config.ignore_index));
-                }
-                (indices, factors)
-            }
+            OutOfRange::Error => match no_class.int().sum().into_scalar().elem::<i64>() {
+                0 => (indices, factors),
+                _ => return Err(first_out_of_range(targets, classes, config.ignore_index)),
+            },
             OutOfRange::Nan => (
                 indices.mask_fill(no_class.clone(), 0),
                 factors.mask_fill(no_class, f32::NAN),
@@ -134,13 +125,11 @@ impl<B: Backend> Items<B> {
 
     /// The items of some rows.
     pub fn of_rows(&self, rows: Range<usize>) -> Self {
+        let place = [rows, 0..1];
         Self {
-            classes: self.classes.clone().slice([rows.clone(), 0..1]),
-            factors: self.factors.clone().slice([rows.clone(), 0..1]),
-            ignored: self
-                .ignored
-                .clone()
-                .map(|ignored| ignored.slice([rows, 0..1])),
+            classes: self.classes.clone().slice(place.clone()),
+            factors: self.factors.clone().slice(place.clone()),
+            ignored: self.ignored.clone().map(|ignored| ignored.slice(place)),
             total: self.total.clone(),
         }
     }
@@ -151,16 +140,12 @@ fn first_out_of_range<B: Backend>(
     classes: usize,
     ignore_index: Option<i64>,
 ) -> TargetOutOfRange {
-    let targets = targets.into_data().convert::<i64>();
-    let targets = targets.to_vec::<i64>().expect("converted");
     let is_wrong = |&(_, target): &(usize, i64)| {
         !(0..classes as i64).contains(&target) && Some(target) != ignore_index
     };
-    let (row, target) = targets
-        .into_iter()
-        .enumerate()
-        .find(is_wrong)
-        .expect("it was counted");
+    let targets = targets.into_data();
+    let wrong = targets.iter().enumerate().find(is_wrong);
+    let (row, target) = wrong.expect("it was counted");
     TargetOutOfRange {
         row,
         target,

@@ -45,15 +45,14 @@ impl<B: Backend> Tracking<B> {
     ) -> Tensor<B, 1> {
         let operand = operand.cast(gradient.dtype());
         if let Self::Tape(tape) = self {
-            let [loss, operand, gradient] = [
-                loss.into_primitive(),
-                operand.into_primitive(),
-                gradient.into_primitive(),
-            ]
-            .map(TensorPrimitive::tensor);
+            let (loss, gradient) = (
+                loss.into_primitive().tensor(),
+                gradient.into_primitive().tensor(),
+            );
             // This permutation changes nothing, but decorators see the operand used. `Tensor::permute` would skip it.
             let axes: Vec<usize> = (0..D).collect();
-            let loss = tape.attach(loss, B::float_permute(operand, &axes), gradient);
+            let operand = B::float_permute(operand.into_primitive().tensor(), &axes);
+            let loss = tape.attach(loss, operand, gradient);
             return Tensor::from_primitive(TensorPrimitive::Float(loss));
         }
         // A term of value 0; its backward multiplies the gradient into a tensor of the same size.
