@@ -67,9 +67,6 @@ impl Work {
     }
 }
 
-/// A copy in another order.
-pub(crate) const COPY: Rate = Rate(0.3, 1.2);
-
 impl Rate {
     /// Nanoseconds of so many elements.
     pub fn ns(self, elements: f64) -> f64 {
@@ -118,7 +115,10 @@ impl Rate {
 
             Work::New => Rate(0.11, 0.35),
 
-            Work::Compute | Work::View | Work::Fixed | Work::Pass => Rate(0.0, 0.0),
+            // Of those that copy, in another order.
+            Work::View => Rate(0.3, 1.2),
+
+            Work::Compute | Work::Fixed | Work::Pass => Rate(0.0, 0.0),
         }
     }
 }
@@ -144,8 +144,12 @@ const fn any(name: &[u8], parts: &[&str]) -> bool {
 }
 
 /// Whether a name has this part, at compile time.
-const fn has(name: &[u8], part: &[u8]) -> bool {
-    ends_with(name, part) || matches!(name, [start @ .., _] if has(start, part))
+const fn has(mut name: &[u8], part: &[u8]) -> bool {
+    while !ends_with(name, part) {
+        let [start @ .., _] = name else { return false };
+        name = start;
+    }
+    true
 }
 
 /// Whether a name ends with this part, at compile time.

@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use burn_backend::DeviceId;
+use burn_decorator::profile::DeviceProfile;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
@@ -15,7 +16,7 @@ use super::need::Needs;
 use super::settings::{LimitSetting, MemoryBudget, Overflow};
 use super::thrashing::Thrashing;
 use crate::clock::{self, Lineage};
-use crate::cost::{Costs, ResultKey};
+use crate::cost::upload_ns;
 use crate::entry::AnyEntry;
 use crate::error::{Need, size};
 use crate::snapshot::Snapshot;
@@ -421,14 +422,14 @@ impl Budget {
         Snapshot::new(device, self.start.elapsed(), self.live(), holders)
     }
 
-    /// Where costs come from.
-    pub fn costs(&self) -> &Costs {
-        &self.settings.costs
+    /// The device whose roofline tells costs, if there is one.
+    pub fn device(&self) -> Option<&DeviceProfile> {
+        self.settings.device.as_ref()
     }
 
     /// Estimated nanoseconds to bring a tensor of so many bytes back from the host.
     pub fn upload_ns(&self, bytes: u64) -> f32 {
-        self.settings.costs.upload_ns(bytes)
+        upload_ns(self.device(), bytes)
     }
 
     /// Counts the work of a replay.
@@ -437,8 +438,8 @@ impl Budget {
     }
 
     /// Counts an operation and its work.
-    pub fn computed(&self, key: ResultKey, cost_ns: f32) {
-        let program = mix(self.program.load(Ordering::Relaxed), key.0);
+    pub fn computed(&self, key: u64, cost_ns: f32) {
+        let program = mix(self.program.load(Ordering::Relaxed), key);
         self.program.store(program, Ordering::Relaxed);
         self.thrashing.computed(cost_ns);
     }

@@ -2,7 +2,6 @@
 
 use burn_decorator::profile::DeviceProfile;
 
-use crate::cost::Costs;
 use crate::error::RematError;
 
 /// A limit on the bytes that managed tensors of a step occupy at one time, for each device.
@@ -83,7 +82,8 @@ use crate::error::RematError;
 pub struct MemoryBudget {
     pub(crate) limit: LimitSetting,
     pub(crate) overflow: Overflow,
-    pub(crate) costs: Costs,
+    /// The device whose roofline tells costs; otherwise they are those on one thread of a CPU.
+    pub(crate) device: Option<DeviceProfile>,
     pub(crate) retries: bool,
 }
 
@@ -107,7 +107,7 @@ impl MemoryBudget {
         Self {
             limit: LimitSetting::Bytes(bytes),
             overflow: Overflow::Warn,
-            costs: Costs::Estimated,
+            device: None,
             retries: false,
         }
     }
@@ -167,7 +167,7 @@ impl MemoryBudget {
     /// ```
     pub fn costs_on(self, device: DeviceProfile) -> Self {
         Self {
-            costs: Costs::On(device),
+            device: Some(device),
             ..self
         }
     }

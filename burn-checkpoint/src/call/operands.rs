@@ -273,7 +273,7 @@ impl<B: Backend> Operands<B> {
             (Work::View, Some(Shares::Own)) => cost.largest_bytes,
             (Work::View, _) => return,
             _ => {
-                cost.expected = cost.key().expected();
+                cost.expected = cost.remembered();
                 cost.expected.unwrap_or(cost.largest_bytes)
             }
         };
