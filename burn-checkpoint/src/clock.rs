@@ -59,13 +59,10 @@ impl Step {
         number: 0,
     };
 
-    /// The step once a pass has begun.
-    pub fn begin(self, phase: Phase) -> Self {
-        let is_new = phase == Phase::Backward && self.phase == Phase::Forward;
-        Self {
-            phase,
-            number: self.number + u64::from(is_new),
-        }
+    /// Begins a pass.
+    pub fn begin(&mut self, phase: Phase) {
+        self.number += u64::from(phase == Phase::Backward && self.phase == Phase::Forward);
+        self.phase = phase;
     }
 }
 
