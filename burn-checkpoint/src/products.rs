@@ -66,8 +66,7 @@ mod tests {
         // Batch 2, heads 3, 5 queries, 7 keys, 11 features, 13 features of the values: two products.
         let [q, k, v]: [Dims; 3] = [&[2, 3, 5, 11], &[2, 3, 7, 11], &[2, 3, 7, 13]];
         let attention = 2 * 3 * 5 * 7 * (11 + 13);
-        // A convolution, its gradients, and its transpose, which is its gradient: batch 2, 4 channels of 10x10 to 6 of 8x8, kernel 3x3,
-        // two groups.
+        // A convolution, its gradients, its transpose (a gradient): batch 2, 4 channels of 10x10 to 6 of 8x8, kernel 3x3, two groups.
         let [image, kernel, out]: [Dims; 3] = [&[2, 4, 10, 10], &[6, 2, 3, 3], &[2, 6, 8, 8]];
         let conv = 2 * 6 * 8 * 8 * 2 * 3 * 3;
         let cases: [(&str, &[Dims], Dims, usize); 13] = [

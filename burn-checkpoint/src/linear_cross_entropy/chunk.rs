@@ -106,8 +106,7 @@ impl<B: Backend> Gradients<B> {
         let [rows, width] = hidden.dims();
         let full = logits.dtype();
         if self.wanted.bias {
-            let part = logits.clone().sum_dim(0).squeeze_dim(0);
-            add_to(&mut self.bias, part);
+            add_to(&mut self.bias, logits.clone().sum_dim(0).squeeze_dim(0));
         }
         let scale = (weight.dtype() == DType::F16).then(|| {
             let known = &mut self.largest_weight;

@@ -78,13 +78,9 @@ impl<B: Backend> Items<B> {
         let ignored = config.ignore_index;
         let ignored = ignored.map(|index| targets.clone().equal_elem(index));
         let mut indices = targets.clone();
-        let mut weights = match weights {
-            Some(weights) => {
-                assert_eq!(weights.dims(), [rows], "a weight for each of {rows} rows");
-                untracked(weights).cast(dtype)
-            }
-            None => Tensor::ones([rows], (&device, dtype)),
-        };
+        let ones = || Tensor::ones([rows], (&device, dtype));
+        let mut weights = weights.map_or_else(ones, |weights| untracked(weights).cast(dtype));
+        assert_eq!(weights.dims(), [rows], "a weight for each of {rows} rows");
         if let Some(ignored) = &ignored {
             indices = indices.mask_fill(ignored.clone(), 0);
             weights = weights.mask_fill(ignored.clone(), 0);
