@@ -6,30 +6,23 @@
 
 use std::cell::Cell;
 
-use crate::op::OpInfo;
-use crate::work::Work;
-
 thread_local! {
     static OPERATIONS: Cell<u64> = const { Cell::new(0) };
+    /// Whether the float tensor whose device was read last is a gradient that backward is working on.
+    static AT_GRADIENT: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Counts an operation of this thread, and returns its number.
 #[inline]
 pub(crate) fn tick() -> u64 {
-    let number = OPERATIONS.get() + 1;
-    OPERATIONS.set(number);
-    number
+    OPERATIONS.set(now() + 1);
+    now()
 }
 
 /// The number of this thread's last operation.
 #[inline]
 pub(crate) fn now() -> u64 {
     OPERATIONS.get()
-}
-
-thread_local! {
-    /// Whether the float tensor whose device was read last is a gradient that backward is working on.
-    static AT_GRADIENT: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Records that the device of a float tensor is read, and whether that tensor is a gradient that backward is working on.
@@ -66,13 +59,10 @@ impl Step {
         number: 0,
     };
 
-    /// The step once a pass has begun.
-    pub fn begin(self, phase: Phase) -> Self {
-        let is_new = phase == Phase::Backward && self.phase == Phase::Forward;
-        Self {
-            phase,
-            number: self.number + u64::from(is_new),
-        }
+    /// Begins a pass.
+    pub fn begin(&mut self, phase: Phase) {
+        self.number += u64::from(phase == Phase::Backward && self.phase == Phase::Forward);
+        self.phase = phase;
     }
 }
 
@@ -82,10 +72,4 @@ pub(crate) enum Lineage {
     Activation,
     /// The seed of a backward pass, or what was computed from it.
     Gradient,
-}
-
-/// Whether an operation is the product of a layer: linear, convolutions, attention. A backward pass runs one only on gradients; what
-/// autodiff itself computes again is cheaper.
-pub(crate) fn is_layer(op: &OpInfo) -> bool {
-    op.work == Work::Compute && op.is_forward_only
 }

@@ -104,7 +104,7 @@ impl Context {
     /// Called when another budget comes into force: new tensors get new counters, under that budget.
     fn change_budget(&mut self) {
         self.counters.clear();
-        self.step = self.step.begin(Phase::Forward);
+        self.step.begin(Phase::Forward);
         self.update();
     }
 
@@ -236,7 +236,7 @@ pub(crate) fn begin(phase: Phase) -> Option<Step> {
         let budget = context.budget().cloned()?;
         // Also backward after backward: the forward pass in between was not noticed.
         let changed = phase == Phase::Backward || context.step.phase != phase;
-        context.step = context.step.begin(phase);
+        context.step.begin(phase);
         Some((context.step, changed.then_some(budget)))
     })?;
     for budget in changed.iter().flat_map(|budget| budget.budgets()) {

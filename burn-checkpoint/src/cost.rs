@@ -10,37 +10,16 @@ use rustc_hash::{FxBuildHasher, FxHashMap, FxHasher};
 
 use crate::op::OpInfo;
 use crate::products::{Operand, multiplications};
-use crate::work::{self, Work};
+use crate::work::{START_NS, Work, product_ns};
 
-/// Where an eviction's cost comes from.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Costs {
-    /// The operation and the shapes of its operands, on one thread of a CPU.
-    Estimated,
-    /// The operation and the shapes of its operands, on a device.
-    On(DeviceProfile),
+/// Estimated nanoseconds to bring a tensor of so many bytes back from the host. Only their ratio to the costs of operations matters.
+pub(crate) fn upload_ns(device: Option<&DeviceProfile>, bytes: u64) -> f32 {
+    // Without a device: pageable memory over PCIe 4.
+    let (launch_seconds, bytes_per_second) = device.map_or((0.0, 10e9), |device| {
+        (device.launch.as_secs_f64(), device.host_bytes_per_second)
+    });
+    (launch_seconds.max(bytes as f64 / bytes_per_second) * 1e9) as f32
 }
-
-/// Estimated nanoseconds to upload a byte: pageable memory over PCIe 4 transfers about 10 GB/s. Only its ratio to the costs of
-/// operations matters.
-const UPLOAD_NS_PER_BYTE: f64 = 0.1;
-
-impl Costs {
-    /// Nanoseconds to bring a tensor of so many bytes back from the host.
-    pub fn upload_ns(self, bytes: u64) -> f32 {
-        let ns = match self {
-            Self::On(device) => {
-                let seconds = bytes as f64 / device.host_bytes_per_second;
-                device.launch.as_secs_f64().max(seconds) * 1e9
-            }
-            Self::Estimated => bytes as f64 * UPLOAD_NS_PER_BYTE,
-        };
-        ns as f32
-    }
-}
-
-/// How often a sort on a device passes over its operands.
-const PASSES_OF_SORT: f64 = 8.0;
 
 /// What is known of an operation before it runs, collected from its operands.
 pub(crate) struct OpCost {
@@ -54,42 +33,21 @@ pub(crate) struct OpCost {
     /// Whether an operand is of a type of two bytes.
     is_half: bool,
     /// The first three operands of a product.
-    operands: Option<[Operand; 3]>,
+    operands: [Operand; 3],
     seen: usize,
-    /// Whether a view had to copy.
-    copies: bool,
+    /// Whether a view has to copy: its result lies in another order than its operand.
+    pub copies: bool,
     hasher: FxHasher,
     /// Bytes of the last result with the same key, if room was made for so many.
     pub expected: Option<u64>,
 }
 
-/// The key by which a thread remembers the size of an operation's result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct ResultKey(pub u64);
-
 /// How many sizes are remembered: some 100 KiB.
 const EXPECTED: usize = 8192;
 
 thread_local! {
-    static SIZES: RefCell<FxHashMap<ResultKey, u64>> = const { RefCell::new(FxHashMap::with_hasher(FxBuildHasher)) };
-}
-
-impl ResultKey {
-    /// Remembers how many bytes the result has.
-    pub fn expect(self, bytes: u64) {
-        SIZES.with_borrow_mut(|sizes| {
-            if sizes.len() >= EXPECTED {
-                // Shapes vary from step to step: later steps have other ones.
-                sizes.clear();
-            }
-            sizes.insert(self, bytes);
-        });
-    }
-
-    /// How many bytes the result had last time.
-    pub fn expected(self) -> Option<u64> {
-        SIZES.with_borrow(|sizes| sizes.get(&self).copied())
-    }
+    /// Bytes of results by [`OpCost::key`].
+    static SIZES: RefCell<FxHashMap<u64, u64>> = const { RefCell::new(FxHashMap::with_hasher(FxBuildHasher)) };
 }
 
 impl OpInfo {
@@ -105,9 +63,9 @@ impl OpInfo {
     /// ```
     pub fn estimated_ns(&'static self, operands: &[Shape], result: &Shape) -> f32 {
         let mut cost = OpCost::new(self);
-        operands
-            .iter()
-            .for_each(|shape| cost.operand(shape, DType::F32));
+        for shape in operands {
+            cost.operand(shape, DType::F32);
+        }
         cost.ns(result.num_elements() as u64)
     }
 }
@@ -123,7 +81,7 @@ impl OpCost {
             largest_bytes: 0,
             bytes: 0,
             is_half: false,
-            operands: (op.work == Work::Compute).then(Default::default),
+            operands: Default::default(),
             seen: 0,
             copies: false,
             hasher,
@@ -133,35 +91,24 @@ impl OpCost {
 
     /// Adds an operand.
     pub fn operand(&mut self, shape: &Shape, dtype: DType) {
-        let dims = shape.as_slice();
-        let mut elements = 1;
-        self.hasher.write_usize(dims.len());
-        for dim in dims {
-            self.hasher.write_usize(*dim);
-            elements *= *dim as u64;
-        }
-        dtype.hash(&mut self.hasher);
+        self.hash((shape.as_slice(), dtype));
+        let elements = shape.num_elements() as u64;
         let bytes = elements * dtype.size() as u64;
         self.largest = self.largest.max(elements);
         self.largest_bytes = self.largest_bytes.max(bytes);
         self.bytes += bytes;
         self.is_half |= matches!(dtype, DType::F16 | DType::BF16);
-        if let Some(operands) = &mut self.operands
-            && let Some(operand) = operands.get_mut(self.seen)
+        if self.op.work == Work::Compute
+            && let Some(operand) = self.operands.get_mut(self.seen)
         {
             *operand = Operand::new(shape);
         }
         self.seen += 1;
     }
 
-    /// Adds the type of the result.
-    pub fn result_type(&mut self, dtype: DType) {
-        dtype.hash(&mut self.hasher);
-    }
-
-    /// Adds a plain number.
-    pub fn number(&mut self, number: usize) {
-        self.hasher.write_usize(number);
+    /// Adds to the key: a plain number, or the type of the result.
+    pub fn hash(&mut self, part: impl Hash) {
+        part.hash(&mut self.hasher);
     }
 
     /// Adds a plain argument by its debug output, because few types of arguments can be hashed.
@@ -176,54 +123,58 @@ impl OpCost {
         write!(Text(&mut self.hasher), "{argument:?}").expect("hashing does not fail");
     }
 
-    /// Records that a view has to copy: its result lies in another order than its operand.
-    pub fn copies(&mut self) {
-        self.copies = true;
-    }
-
-    /// Estimated nanoseconds, given the elements of the result.
+    /// Estimated nanoseconds on one thread of a CPU, given the elements of the result.
     pub fn ns(&self, elements: u64) -> f32 {
         let largest = self.largest.max(elements) as f64;
-        let ns = match (&self.operands, self.op.work) {
-            (Some(operands), _) => {
-                let products = multiplications(self.op.name, operands, elements as f64);
-                work::product_ns(self.op.name, products, largest)
-            }
-            (None, Work::View) if self.copies => work::COPY.ns(largest),
+        let ns = match self.op.work {
+            Work::Compute => product_ns(self.op.name, self.multiplications(elements), largest),
+            Work::View if !self.copies => 0.0,
             _ => self.op.rate.ns(largest),
         };
-        (work::START_NS + ns) as f32
+        (START_NS + ns) as f32
     }
 
     /// Estimated nanoseconds on a device, by a roofline, given the elements and the bytes of the result.
     pub fn ns_on(&self, device: &DeviceProfile, elements: u64, bytes: u64) -> f32 {
-        let moved = match self.op.work {
-            Work::View if !self.copies => 0.0,
-            Work::Sort => (self.bytes + bytes) as f64 * PASSES_OF_SORT,
-            _ => (self.bytes + bytes) as f64,
-        };
-        let flops = match &self.operands {
-            Some(operands) => 2.0 * multiplications(self.op.name, operands, elements as f64),
-            None => 0.0,
-        };
-        let functions = match self.op.work {
-            Work::Math => elements as f64,
-            _ => 0.0,
-        };
-        let work = KernelWork {
-            bytes: moved,
-            flops,
-            functions,
+        let mut kernel = KernelWork {
+            bytes: (self.bytes + bytes) as f64,
             is_half: self.is_half,
             ..KernelWork::default()
         };
-        let ns = device.seconds(&work) * 1e9;
-        ns.max(work::START_NS) as f32
+        match self.op.work {
+            Work::View if !self.copies => kernel.bytes = 0.0,
+            // So often it passes over its operands.
+            Work::Sort => kernel.bytes *= 8.0,
+            Work::Compute => kernel.flops = 2.0 * self.multiplications(elements),
+            Work::Math => kernel.functions = elements as f64,
+            _ => {}
+        }
+        (device.seconds(&kernel) * 1e9).max(START_NS) as f32
+    }
+
+    fn multiplications(&self, elements: u64) -> f64 {
+        multiplications(self.op.name, &self.operands, elements as f64)
     }
 
     /// The key of this operation on operands of these shapes and types with these arguments.
-    pub fn key(&self) -> ResultKey {
-        ResultKey(self.hasher.finish())
+    pub fn key(&self) -> u64 {
+        self.hasher.finish()
+    }
+
+    /// Remembers how many bytes the result has.
+    pub fn remember(&self, bytes: u64) {
+        SIZES.with_borrow_mut(|sizes| {
+            if sizes.len() >= EXPECTED {
+                // Shapes vary from step to step: later steps have other ones.
+                sizes.clear();
+            }
+            sizes.insert(self.key(), bytes);
+        });
+    }
+
+    /// How many bytes the result had last time.
+    pub fn remembered(&self) -> Option<u64> {
+        SIZES.with_borrow(|sizes| sizes.get(&self.key()).copied())
     }
 }
 
@@ -236,12 +187,12 @@ mod tests {
         OpCost::new(op_table().find(|op| op.name == name).expect("a row"))
     }
 
-    /// The key of a cast of so many elements.
-    fn cast(elements: usize, from: DType, to: DType) -> ResultKey {
+    /// A cast of so many elements.
+    fn cast(elements: usize, from: DType, to: DType) -> OpCost {
         let mut cost = cost("float_cast");
         cost.operand(&[elements].into(), from);
-        cost.result_type(to);
-        cost.key()
+        cost.hash(to);
+        cost
     }
 
     /// GELU over the same f32 elements on devices and on a CPU.
@@ -252,10 +203,10 @@ mod tests {
         gelu.operand(&[elements].into(), DType::F32);
         let bytes = 4 * elements as u64;
         for device in [DeviceProfile::A100, DeviceProfile::RTX_3090] {
-            let upload = Costs::On(device).upload_ns(bytes);
+            let upload = upload_ns(Some(&device), bytes);
             assert!(upload > 10.0 * gelu.ns_on(&device, elements as u64, bytes));
         }
-        assert!(Costs::Estimated.upload_ns(bytes) < gelu.ns(elements as u64));
+        assert!(upload_ns(None, bytes) < gelu.ns(elements as u64));
     }
 
     #[test]
@@ -279,19 +230,20 @@ mod tests {
     #[test]
     fn few_sizes_are_remembered_where_shapes_vary() {
         for elements in 0..3 * EXPECTED {
-            let key = cast(elements, DType::F32, DType::F16);
-            key.expect(1);
-            assert_eq!(key.expected(), Some(1));
+            let cost = cast(elements, DType::F32, DType::F16);
+            cost.remember(1);
+            assert_eq!(cost.remembered(), Some(1));
         }
         assert!(SIZES.with_borrow(FxHashMap::len) <= EXPECTED);
     }
 
     #[test]
     fn a_size_is_that_of_shapes_types_and_arguments() {
-        let key = cast(8, DType::F32, DType::F16);
-        assert_eq!(key, cast(8, DType::F32, DType::F16));
-        assert_ne!(key, cast(9, DType::F32, DType::F16));
-        assert_ne!(key, cast(8, DType::F64, DType::F16));
-        assert_ne!(key, cast(8, DType::F32, DType::F64));
+        let key = |elements, from, to| cast(elements, from, to).key();
+        let known = key(8, DType::F32, DType::F16);
+        assert_eq!(known, key(8, DType::F32, DType::F16));
+        assert_ne!(known, key(9, DType::F32, DType::F16));
+        assert_ne!(known, key(8, DType::F64, DType::F16));
+        assert_ne!(known, key(8, DType::F32, DType::F64));
     }
 }

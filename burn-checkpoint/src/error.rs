@@ -109,12 +109,9 @@ impl Need {
 
 /// Bytes in a readable unit.
 pub(crate) fn size(bytes: u64) -> String {
-    let kibibytes = bytes as f64 / 1024.0;
-    if bytes < 1 << 10 {
-        format!("{bytes} B")
-    } else if bytes < 1 << 20 {
-        format!("{kibibytes:.1} KiB")
-    } else {
-        format!("{:.1} MiB", kibibytes / 1024.0)
+    match bytes as f64 / 1024.0 {
+        ..1.0 => format!("{bytes} B"),
+        kibibytes @ ..1024.0 => format!("{kibibytes:.1} KiB"),
+        kibibytes => format!("{:.1} MiB", kibibytes / 1024.0),
     }
 }

@@ -114,11 +114,7 @@ impl<B: AutodiffBackend, M: AutodiffModule<B>> AutodiffModule<B> for Checkpointe
     }
 }
 
-impl<B, M> HasAutodiffModule<B> for Checkpointed<M>
-where
-    B: AutodiffBackend,
-    M: HasAutodiffModule<B>,
-{
+impl<B: AutodiffBackend, M: HasAutodiffModule<B>> HasAutodiffModule<B> for Checkpointed<M> {
     type TrainModule = Checkpointed<M::TrainModule>;
 }
 

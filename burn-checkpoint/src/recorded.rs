@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 use burn_backend::Backend;
 
 use crate::clock;
+use crate::cost::upload_ns;
 use crate::entry::{AnyEntry, Group, NodeInfo, Origin};
 use crate::host_copy::HostCopy;
 use crate::node::{Node, State, Storage, vacate};
@@ -272,7 +273,7 @@ impl<B: Backend> AnyEntry for Node<B> {
             Origin::Hosted => {
                 let budget = self.meta.memory.budget();
                 budget.map_or(0.0, |budget| {
-                    budget.settings.costs.upload_ns(self.meta.bytes)
+                    upload_ns(budget.settings.device.as_ref(), self.meta.bytes)
                 })
             }
             Origin::Fixed | Origin::Recorded | Origin::Delivered => self.meta.cost_ns,

@@ -36,10 +36,7 @@ const CACHED: f64 = 262_144.0;
 
 /// Nanoseconds an element, of those that fit the cache and of those beyond.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rate {
-    cached: f64,
-    memory: f64,
-}
+pub(crate) struct Rate(f64, f64);
 
 impl Work {
     /// The class that a row of the table names.
@@ -70,61 +67,58 @@ impl Work {
     }
 }
 
-const fn rate(cached: f64, memory: f64) -> Rate {
-    Rate { cached, memory }
-}
-
-/// A copy in another order.
-pub(crate) const COPY: Rate = rate(0.3, 1.2);
-
 impl Rate {
     /// Nanoseconds of so many elements.
     pub fn ns(self, elements: f64) -> f64 {
+        let Self(cached_ns, memory_ns) = self;
         let cached = elements.min(CACHED);
-        self.cached * cached + self.memory * (elements - cached)
+        cached_ns * cached + memory_ns * (elements - cached)
     }
 
     /// The rate of an operation that is not a product. Operations of a class differ less than the classes do, with a few exceptions.
-    pub const fn of(name: &str, work: Work) -> Rate {
+    pub const fn of(name: &[u8], work: Work) -> Self {
         match work {
-            Work::Sort if has(name, "fft") => rate(6.5, 10.0),
-            Work::Sort if has(name, "arg") => rate(36.0, 56.0),
-            Work::Sort => rate(23.0, 32.0),
+            Work::Sort if has(name, b"fft") => Rate(6.5, 10.0),
+            Work::Sort if has(name, b"arg") => Rate(36.0, 56.0),
+            Work::Sort => Rate(23.0, 32.0),
 
-            Work::Norm if has(name, "layer_norm") => rate(0.6, 2.6),
-            Work::Norm => rate(3.5, 7.0),
+            Work::Norm if has(name, b"layer_norm") => Rate(0.6, 2.6),
+            Work::Norm => Rate(3.5, 7.0),
 
-            Work::Math if has(name, "powi") => rate(0.11, 0.9),
-            Work::Math if any(name, &["tanh", "log1p", "atan"]) => rate(10.0, 11.0),
-            Work::Math if any(name, &["remainder", "log_sigmoid"]) => rate(11.0, 13.0),
-            Work::Math => rate(4.3, 5.5),
+            Work::Math if has(name, b"powi") => Rate(0.11, 0.9),
+            Work::Math if any(name, &["tanh", "log1p", "atan"]) => Rate(10.0, 11.0),
+            Work::Math if any(name, &["remainder", "log_sigmoid"]) => Rate(11.0, 13.0),
+            Work::Math => Rate(4.3, 5.5),
 
-            Work::Reduce if has(name, "prod") => rate(3.0, 1.7),
-            Work::Reduce if any(name, &["max_dim", "min_dim", "arg"]) => rate(1.4, 2.2),
-            Work::Reduce if has(name, "cum") => rate(0.6, 2.0),
-            Work::Reduce if has(name, "int_") => rate(0.75, 2.3),
-            Work::Reduce => rate(0.11, 0.22),
+            Work::Reduce if has(name, b"prod") => Rate(3.0, 1.7),
+            Work::Reduce if any(name, &["max_dim", "min_dim", "arg"]) => Rate(1.4, 2.2),
+            Work::Reduce if has(name, b"cum") => Rate(0.6, 2.0),
+            Work::Reduce if has(name, b"int_") => Rate(0.75, 2.3),
+            Work::Reduce => Rate(0.11, 0.22),
 
-            Work::Index if any(name, &["gather", "scatter"]) => rate(1.7, 10.0),
-            Work::Index if any(name, &["select", "embedding"]) => rate(0.16, 1.3),
-            Work::Index if has(name, "adaptive") => rate(1.8, 2.2),
-            Work::Index if has(name, "max_pool") => rate(22.0, 25.0),
-            Work::Index if has(name, "pool") => rate(7.0, 7.3),
-            Work::Index if has(name, "interpolate") => rate(12.0, 13.0),
-            Work::Index => rate(19.0, 20.0),
+            Work::Index if any(name, &["gather", "scatter"]) => Rate(1.7, 10.0),
+            Work::Index if any(name, &["select", "embedding"]) => Rate(0.16, 1.3),
+            Work::Index if has(name, b"adaptive") => Rate(1.8, 2.2),
+            Work::Index if has(name, b"max_pool") => Rate(22.0, 25.0),
+            Work::Index if has(name, b"pool") => Rate(7.0, 7.3),
+            Work::Index if has(name, b"interpolate") => Rate(12.0, 13.0),
+            Work::Index => Rate(19.0, 20.0),
 
-            Work::Cheap if any(name, &["round", "floor", "ceil", "trunc"]) => rate(2.0, 2.3),
-            Work::Cheap if has(name, "cast") => rate(1.2, 6.0),
-            Work::Cheap if any(name, &["sqrt", "into_int"]) => rate(0.85, 1.0),
-            Work::Cheap if has(name, "clamp") => rate(0.55, 0.7),
-            Work::Cheap if any(name, &["repeat", "assign"]) => rate(0.2, 3.4),
-            Work::Cheap if has(name, "mask") => rate(0.18, 1.6),
-            Work::Cheap if any(name, ONE_PASS) => rate(0.11, 0.35),
-            Work::Cheap => rate(0.19, 0.95),
+            Work::Cheap if any(name, &["round", "floor", "ceil", "trunc"]) => Rate(2.0, 2.3),
+            Work::Cheap if has(name, b"cast") => Rate(1.2, 6.0),
+            Work::Cheap if any(name, &["sqrt", "into_int"]) => Rate(0.85, 1.0),
+            Work::Cheap if has(name, b"clamp") => Rate(0.55, 0.7),
+            Work::Cheap if any(name, &["repeat", "assign"]) => Rate(0.2, 3.4),
+            Work::Cheap if has(name, b"mask") => Rate(0.18, 1.6),
+            Work::Cheap if any(name, ONE_PASS) => Rate(0.11, 0.35),
+            Work::Cheap => Rate(0.19, 0.95),
 
-            Work::New => rate(0.11, 0.35),
+            Work::New => Rate(0.11, 0.35),
 
-            Work::Compute | Work::View | Work::Fixed | Work::Pass => rate(0.0, 0.0),
+            // Of those that copy, in another order.
+            Work::View => Rate(0.3, 1.2),
+
+            Work::Compute | Work::Fixed | Work::Pass => Rate(0.0, 0.0),
         }
     }
 }
@@ -145,42 +139,26 @@ const ONE_PASS: &[&str] = &[
 ];
 
 /// Whether a name has any of these parts, at compile time.
-const fn any(name: &str, parts: &[&str]) -> bool {
-    let mut index = 0;
-    while index < parts.len() {
-        if has(name, parts[index]) {
-            return true;
-        }
-        index += 1;
-    }
-    false
+const fn any(name: &[u8], parts: &[&str]) -> bool {
+    matches!(parts, [part, rest @ ..] if has(name, part.as_bytes()) || any(name, rest))
 }
 
 /// Whether a name has this part, at compile time.
-const fn has(name: &str, part: &str) -> bool {
-    let (name, part) = (name.as_bytes(), part.as_bytes());
-    let mut start = 0;
-    while start + part.len() <= name.len() {
-        if is_at(name, part, start) {
-            return true;
-        }
-        start += 1;
+const fn has(mut name: &[u8], part: &[u8]) -> bool {
+    while !ends_with(name, part) {
+        let [start @ .., _] = name else { return false };
+        name = start;
     }
-    false
+    true
 }
 
 /// Whether a name ends with this part, at compile time.
-pub(crate) const fn ends_with(name: &str, part: &str) -> bool {
-    let (name, part) = (name.as_bytes(), part.as_bytes());
-    part.len() <= name.len() && is_at(name, part, name.len() - part.len())
-}
-
-const fn is_at(name: &[u8], part: &[u8], start: usize) -> bool {
-    let mut same = 0;
-    while same < part.len() && name[start + same] == part[same] {
-        same += 1;
+pub(crate) const fn ends_with(name: &[u8], part: &[u8]) -> bool {
+    match (name, part) {
+        (_, []) => true,
+        ([name @ .., a], [part @ .., b]) => *a == *b && ends_with(name, part),
+        _ => false,
     }
-    same == part.len()
 }
 
 /// Nanoseconds of a product: those of its multiplications, or, of a matrix and a vector, those of reading the matrix.

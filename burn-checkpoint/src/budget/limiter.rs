@@ -15,7 +15,6 @@ use super::need::Needs;
 use super::settings::MemoryBudget;
 use super::thrashing::Thrashing;
 use crate::clock::{self, Lineage};
-use crate::cost::ResultKey;
 use crate::entry::{self, AnyEntry};
 use crate::error::{Need, size};
 use crate::snapshot::Snapshot;
@@ -375,8 +374,8 @@ impl Budget {
     }
 
     /// Counts an operation and its work.
-    pub fn computed(&self, key: ResultKey, cost_ns: f32) {
-        let program = mix(self.program.load(Ordering::Relaxed), key.0);
+    pub fn computed(&self, key: u64, cost_ns: f32) {
+        let program = mix(self.program.load(Ordering::Relaxed), key);
         self.program.store(program, Ordering::Relaxed);
         self.thrashing.computed(cost_ns);
     }

@@ -2,7 +2,6 @@
 
 use burn_decorator::profile::DeviceProfile;
 
-use crate::cost::Costs;
 use crate::error::RematError;
 
 /// A limit on the bytes that managed tensors of a step occupy at one time, for each device.
@@ -86,7 +85,8 @@ pub struct MemoryBudget {
     pub(crate) fraction: Option<f64>,
     /// Whether what does not fit panics.
     pub(crate) strict: bool,
-    pub(crate) costs: Costs,
+    /// The device whose roofline tells costs; otherwise they are those on one thread of a CPU.
+    pub(crate) device: Option<DeviceProfile>,
     pub(crate) retries: bool,
 }
 
@@ -97,7 +97,7 @@ impl MemoryBudget {
             bytes,
             fraction: None,
             strict: false,
-            costs: Costs::Estimated,
+            device: None,
             retries: false,
         }
     }
@@ -149,7 +149,7 @@ impl MemoryBudget {
     /// # let _ = budget;
     /// ```
     pub fn costs_on(mut self, device: DeviceProfile) -> Self {
-        self.costs = Costs::On(device);
+        self.device = Some(device);
         self
     }
 }

@@ -137,13 +137,13 @@ impl<B: Backend> Operands<B> {
             Argument::Number(number) => {
                 self.order.number.get_or_insert(number);
                 if let Some(cost) = &mut self.cost {
-                    cost.number(number);
+                    cost.hash(number);
                 }
                 return;
             }
             Argument::Type(dtype) => {
                 if let Some(cost) = &mut self.cost {
-                    cost.result_type(dtype);
+                    cost.hash(dtype);
                 }
                 return;
             }
@@ -235,7 +235,7 @@ impl<B: Backend> Operands<B> {
         let copies = self.op.reshapes && !is_contiguous;
         self.shares = Some(if copies { Shares::Own } else { with() });
         if copies && let Some(cost) = &mut self.cost {
-            cost.copies();
+            cost.copies = true;
         }
     }
 
@@ -273,7 +273,7 @@ impl<B: Backend> Operands<B> {
             (Work::View, Some(Shares::Own)) => cost.largest_bytes,
             (Work::View, _) => return,
             _ => {
-                cost.expected = cost.key().expected();
+                cost.expected = cost.remembered();
                 cost.expected.unwrap_or(cost.largest_bytes)
             }
         };

@@ -12,7 +12,7 @@ use super::room::Room;
 use crate::again::again;
 use crate::clock::{self, Lineage, Phase};
 use crate::context::{self, OpContext};
-use crate::cost::{Costs, OpCost};
+use crate::cost::OpCost;
 use crate::entry::Origin;
 use crate::gradient::Gradient;
 use crate::handle::Managed;
@@ -309,9 +309,11 @@ impl<B: Backend> Call<B> {
     fn cost_ns(&self, memory: &MemoryStats, elements: usize, bytes: u64) -> f32 {
         match (
             &self.operands.cost,
-            memory.budget().map(|budget| &budget.settings.costs),
+            memory
+                .budget()
+                .and_then(|budget| budget.settings.device.as_ref()),
         ) {
-            (Some(cost), Some(Costs::On(device))) => cost.ns_on(device, elements as u64, bytes),
+            (Some(cost), Some(device)) => cost.ns_on(device, elements as u64, bytes),
             (Some(cost), _) => cost.ns(elements as u64),
             (None, _) => 0.0,
         }
@@ -322,7 +324,7 @@ impl<B: Backend> Call<B> {
         if let (Some(budget), Some(cost)) = (memory.budget(), &self.operands.cost) {
             budget.computed(cost.key(), cost_ns);
             if self.op.work != Work::View && cost.expected != Some(bytes) {
-                cost.key().expect(bytes);
+                cost.remember(bytes);
             }
         }
     }
@@ -447,11 +449,11 @@ fn lineage(op_context: &mut OpContext, op: &OpInfo, operands: Lineage) -> Lineag
         }
         return Lineage::Gradient;
     }
-    let begins = match operands {
-        Lineage::Gradient => op.is_forward_only,
-        Lineage::Activation => step.phase == Phase::Backward && clock::is_layer(op),
-    };
-    if begins {
+    // A backward pass runs the product of a layer (linear, convolutions, attention) only on gradients; what autodiff itself computes
+    // again is cheaper.
+    let begins = operands == Lineage::Gradient
+        || (step.phase == Phase::Backward && op.work == Work::Compute);
+    if begins && op.is_forward_only {
         op_context.step = context::begin(Phase::Forward);
         return Lineage::Activation;
     }

@@ -29,9 +29,7 @@ impl<B: Backend> Logits<B> {
         items: &Items<B>,
         config: &LinearCrossEntropyLossConfig,
     ) -> Self {
-        let LinearCrossEntropyLossConfig {
-            smoothing, z_loss, ..
-        } = *config;
+        let (smoothing, z_loss) = (config.smoothing, config.z_loss);
         let [_, classes] = weight.dims();
         let full = items.factors.dtype();
         let mut logits = hidden.matmul(weight).cast(full);
@@ -68,9 +66,7 @@ impl<B: Backend> Logits<B> {
 
     /// The gradient of the loss with respect to the logits.
     pub fn gradient(self, items: &Items<B>, config: &LinearCrossEntropyLossConfig) -> Tensor<B, 2> {
-        let LinearCrossEntropyLossConfig {
-            smoothing, z_loss, ..
-        } = *config;
+        let (smoothing, z_loss) = (config.smoothing, config.z_loss);
         let [_, classes] = self.exp.dims();
         let factors = items.factors.clone();
         let mut of_probability = factors.clone();
@@ -88,47 +84,40 @@ impl<B: Backend> Logits<B> {
 }
 
 /// The sums of the chunks' gradients so far, for the operands that need one.
+#[derive(Default)]
 pub(super) struct Gradients<B: Backend> {
-    wanted: Wanted,
+    pub wanted: Wanted,
     /// f16's largest absolute weight, `[1]`.
-    largest_weight: Option<Tensor<B, 1>>,
-    /// A part for each chunk.
-    hidden_rows: Vec<Tensor<B, 2>>,
-    pub hidden: Option<Tensor<B, 2>>,
+    pub largest_weight: Option<Tensor<B, 1>>,
+    /// The rows of each chunk.
+    pub hidden: Vec<Tensor<B, 2>>,
     pub weight: Option<Sum<B>>,
     pub bias: Option<Tensor<B, 1>>,
 }
 
-/// The gradient of the weight is added up in so many parts of the width, one after the other: only one part of a chunk's product is in
-/// memory.
+/// The gradient of the weight is added up in so many parts of the width: only one part of a chunk's product is in memory at a time.
 const PARTS: usize = 4;
 /// A quarter of f16's largest number, for the rounding of sums.
 const F16_RANGE: f32 = 16_384.0;
 
 impl<B: Backend> Gradients<B> {
-    pub fn new(wanted: Wanted, weight: &Tensor<B, 2>) -> Self {
-        let is_f16 = weight.dtype() == DType::F16;
-        let largest_weight = (is_f16 && wanted.any()).then(|| largest(weight.clone()));
-        Self {
-            wanted,
-            largest_weight,
-            hidden_rows: Vec::new(),
-            hidden: None,
-            weight: None,
-            bias: None,
-        }
-    }
-
     /// Adds the gradients of a chunk, computed from the gradient of its logits.
     pub fn add(&mut self, logits: Tensor<B, 2>, hidden: Tensor<B, 2>, weight: &Tensor<B, 2>) {
         let [rows, width] = hidden.dims();
         let full = logits.dtype();
         if self.wanted.bias {
-            let part = logits.clone().sum_dim(0).squeeze_dim(0);
-            add_to(&mut self.bias, part);
+            add_to(&mut self.bias, logits.clone().sum_dim(0).squeeze_dim(0));
         }
-        let scale = self.largest_weight.clone().map(|largest_weight| {
-            let bound = bound(logits.clone(), hidden.clone(), largest_weight);
+        let scale = (weight.dtype() == DType::F16).then(|| {
+            let known = &mut self.largest_weight;
+            let largest_weight = known.get_or_insert_with(|| largest(weight.clone()));
+            // An upper bound of all elements of `logits`, and of its products with the weight and the hidden rows.
+            let absolute = logits.clone().abs();
+            let of_hidden = absolute.clone().sum_dim(1).max() * largest_weight.clone();
+            let of_weight = absolute.clone().sum_dim(0).max() * largest(hidden.clone());
+            let bound = of_hidden.max_pair(of_weight).max_pair(absolute.max());
+            // If all elements are 0, any scale will do.
+            let bound = bound.clamp_min(f32::MIN_POSITIVE.sqrt());
             bound.recip().mul_scalar(F16_RANGE).unsqueeze::<2>()
         });
         let logits = match &scale {
@@ -142,27 +131,18 @@ impl<B: Backend> Gradients<B> {
         };
         if self.wanted.hidden {
             let product = logits.clone().matmul(weight.clone().transpose());
-            self.hidden_rows.push(unscaled(product));
+            self.hidden.push(unscaled(product));
         }
         if self.wanted.weight {
-            let device = hidden.device();
-            let mut sum = self.weight.take();
+            let zeros = || Sum::zeros(weight.dims(), full, &hidden.device());
+            let sum = self.weight.take().unwrap_or_else(zeros);
             let parts = PARTS.min(width);
-            for number in 0..parts {
+            self.weight = Some((0..parts).fold(sum, |sum, number| {
                 let range = number * width / parts..(number + 1) * width / parts;
                 let inputs = hidden.clone().slice([0..rows, range.clone()]).transpose();
-                let part = unscaled(inputs.matmul(logits.clone()));
-                let before = sum.unwrap_or_else(|| Sum::zeros(weight.dims(), full, &device));
-                sum = Some(before.add(range, part));
-            }
-            self.weight = sum;
+                sum.add(range, unscaled(inputs.matmul(logits.clone())))
+            }));
         }
-    }
-
-    pub fn finish(mut self) -> Self {
-        let rows = std::mem::take(&mut self.hidden_rows);
-        self.hidden = (!rows.is_empty()).then(|| Tensor::cat(rows, 0));
-        self
     }
 }
 
@@ -175,20 +155,6 @@ pub(super) fn add_to<B: Backend, const D: usize>(
         Some(sum) => sum + part,
         None => part,
     });
-}
-
-/// An upper bound of all elements of the logits' gradient, and of its products with the weight and the hidden rows: `[1]`.
-fn bound<B: Backend>(
-    logits: Tensor<B, 2>,
-    hidden: Tensor<B, 2>,
-    largest_weight: Tensor<B, 1>,
-) -> Tensor<B, 1> {
-    let absolute = logits.abs();
-    let of_hidden = absolute.clone().sum_dim(1).max() * largest_weight;
-    let of_weight = absolute.clone().sum_dim(0).max() * largest(hidden);
-    let bound = of_hidden.max_pair(of_weight).max_pair(absolute.max());
-    // If all elements are 0, any scale will do.
-    bound.clamp_min(f32::MIN_POSITIVE.sqrt())
 }
 
 /// The largest absolute element, f32 `[1]`.

@@ -90,9 +90,7 @@ impl LinearCrossEntropyLossConfig {
     }
 
     pub(super) fn assert_valid(&self) {
-        let Self {
-            smoothing, z_loss, ..
-        } = *self;
+        let (smoothing, z_loss) = (self.smoothing, self.z_loss);
         assert!(
             (0.0..=1.0).contains(&smoothing),
             "label smoothing is between 0 and 1, not {smoothing}"

@@ -22,10 +22,8 @@ impl<B: Backend> Targets<B> {
     /// Each row counts as much as its weight: `[rows]`. No gradient flows into weights, and those of rows that are ignored
     /// are not read.
     pub fn weighted(classes: Tensor<B, 1, Int>, weights: Tensor<B, 1>) -> Self {
-        Self {
-            classes,
-            weights: Some(weights),
-        }
+        let weights = Some(weights);
+        Self { classes, weights }
     }
 }
 
@@ -58,112 +56,72 @@ pub(super) struct Items<B: Backend> {
     pub factors: Tensor<B, 2>,
     /// `[rows, 1]`
     pub ignored: Option<Tensor<B, 2, Bool>>,
-    /// The sum of weights that count: `[1]`.
-    pub total: Tensor<B, 1>,
 }
 
 impl<B: Backend> Items<B> {
+    /// The items, and the sum of weights that count: `[1]`.
     pub fn new(
         targets: Targets<B>,
         rows: usize,
         classes: usize,
         dtype: DType,
         config: &LinearCrossEntropyLossConfig,
-    ) -> Result<Self, TargetOutOfRange> {
-        let Targets {
-            classes: targets,
-            weights,
-        } = targets;
+    ) -> Result<(Self, Tensor<B, 1>), TargetOutOfRange> {
+        let (mut targets, weights) = (targets.classes, targets.weights);
         assert!(rows > 0, "at least one row");
+        let device = targets.device();
         assert_eq!(targets.dims(), [rows], "a target for each of {rows} rows");
         // Other types, such as the u8 of a text's bytes, may hold neither the number of classes nor a negative `ignore_index`.
-        let targets = match targets.dtype() {
-            DType::I64 | DType::I32 => targets,
-            _ => {
-                let settings = get_device_settings::<B>(&targets.device());
-                targets.cast(settings.int_dtype)
-            }
-        };
-        let ignored = config
-            .ignore_index
-            .map(|index| targets.clone().equal_elem(index));
-        let indices = match &ignored {
-            Some(ignored) => targets.clone().mask_fill(ignored.clone(), 0),
-            None => targets.clone(),
-        };
-        let no_class = indices.clone().lower_elem(0);
-        let no_class = no_class.bool_or(indices.clone().greater_equal_elem(classes as i64));
-
-        let mut weights = match weights {
-            Some(weights) => {
-                assert_eq!(weights.dims(), [rows], "a weight for each of {rows} rows");
-                untracked(weights).cast(dtype)
-            }
-            None => Tensor::ones([rows], (&targets.device(), dtype)),
-        };
+        if !matches!(targets.dtype(), DType::I64 | DType::I32) {
+            targets = targets.cast(get_device_settings::<B>(&device).int_dtype);
+        }
+        let ignored = config.ignore_index;
+        let ignored = ignored.map(|index| targets.clone().equal_elem(index));
+        let mut indices = targets.clone();
+        let ones = || Tensor::ones([rows], (&device, dtype));
+        let mut weights = weights.map_or_else(ones, |weights| untracked(weights).cast(dtype));
+        assert_eq!(weights.dims(), [rows], "a weight for each of {rows} rows");
         if let Some(ignored) = &ignored {
+            indices = indices.mask_fill(ignored.clone(), 0);
             weights = weights.mask_fill(ignored.clone(), 0);
         }
         let total = weights.clone().sum();
-        let factors = match config.reduction {
+        let mut factors = match config.reduction {
             Reduction::Sum => weights,
             Reduction::BatchMean => weights.div_scalar(rows as f64),
             // If no row counts the factors are 0, not 0 / 0.
             _ => weights / total.clone().mask_fill(total.clone().equal_elem(0), 1),
         };
-        let (indices, factors) = match config.out_of_range {
-            OutOfRange::Error => {
-                let wrong: i64 = no_class.int().sum().into_scalar().elem();
-                if wrong > 0 {
-                    return Err(first_out_of_range(targets, classes, config.ignore_index));
-                }
-                (indices, factors)
-            }
-            OutOfRange::Nan => (
-                indices.mask_fill(no_class.clone(), 0),
-                factors.mask_fill(no_class, f32::NAN),
-            ),
-        };
-        Ok(Self {
+        let no_class = indices.clone().lower_elem(0);
+        let no_class = no_class.bool_or(indices.clone().greater_equal_elem(classes as i64));
+        if config.out_of_range == OutOfRange::Nan {
+            indices = indices.mask_fill(no_class.clone(), 0);
+            factors = factors.mask_fill(no_class, f32::NAN);
+        } else if no_class.clone().int().sum().into_scalar().elem::<i64>() > 0 {
+            let row = no_class.into_data().iter().position(|wrong: bool| wrong);
+            let row = row.expect("it was counted");
+            let target = targets.narrow(0, row, 1).into_scalar().elem();
+            return Err(TargetOutOfRange {
+                row,
+                target,
+                classes,
+            });
+        }
+        let items = Self {
             classes: indices.unsqueeze_dim(1),
             factors: factors.unsqueeze_dim(1),
             ignored: ignored.map(|ignored| ignored.unsqueeze_dim(1)),
-            total,
-        })
+        };
+        Ok((items, total))
     }
 
     /// The items of some rows.
     pub fn of_rows(&self, rows: Range<usize>) -> Self {
+        let place = [rows, 0..1];
         Self {
-            classes: self.classes.clone().slice([rows.clone(), 0..1]),
-            factors: self.factors.clone().slice([rows.clone(), 0..1]),
-            ignored: self
-                .ignored
-                .clone()
-                .map(|ignored| ignored.slice([rows, 0..1])),
-            total: self.total.clone(),
+            classes: self.classes.clone().slice(place.clone()),
+            factors: self.factors.clone().slice(place.clone()),
+            ignored: self.ignored.clone().map(|ignored| ignored.slice(place)),
         }
-    }
-}
-
-fn first_out_of_range<B: Backend>(
-    targets: Tensor<B, 1, Int>,
-    classes: usize,
-    ignore_index: Option<i64>,
-) -> TargetOutOfRange {
-    let targets = targets.into_data().convert::<i64>();
-    let targets = targets.to_vec::<i64>().expect("converted");
-    let is_wrong = |&(_, target): &(usize, i64)| {
-        !(0..classes as i64).contains(&target) && Some(target) != ignore_index
-    };
-    let (row, target) = targets
-        .into_iter()
-        .enumerate()
-        .find(is_wrong)
-        .expect("it was counted");
-    TargetOutOfRange {
-        row,
-        target,
-        classes,
     }
 }

@@ -1,9 +1,8 @@
 //! Cross entropy of a linear layer's output whose logits never exist whole.
 //!
-//! For rows `x` of `hidden` the loss is that of `logits = x * weight + bias`, a matrix of rows times classes, which in a language model is
-//! larger than all other activations together. Here the rows are taken in chunks. The forward pass computes a chunk's part of the loss and
-//! of the gradients from its logits, then drops the logits. Backward multiplies the gradients by that of the loss: 1, a loss scale or the
-//! share of a micro-batch.
+//! The loss is that of `logits = hidden * weight + bias`, of rows times classes: in a language model more than all other activations
+//! together. Here the rows are taken in chunks. The forward pass computes a chunk's part of the loss and of the gradients from its logits,
+//! then drops these. Backward multiplies the gradients by that of the loss: 1, a loss scale or the share of a micro-batch.
 //!
 //! With [`Remat`](crate::Remat) below autodiff that is an operation of its own on the tape, which multiplies in place and is reached through
 //! decorators ([`burn_decorator::tape`]). On other backends it is a term of value 0 made from Burn's operations,
@@ -118,19 +117,14 @@ pub fn linear_cross_entropy<B: Backend>(
         width, inputs,
         "hidden is [{rows}, {width}], weight [{inputs}, {classes}]"
     );
-    if let Some(bias) = &bias {
-        let [biases] = bias.dims();
-        assert_eq!(biases, classes, "a bias of {biases} for {classes} classes");
-    }
+    let biases = bias.as_ref().map_or(classes, |bias| bias.dims()[0]);
+    assert_eq!(biases, classes, "a bias of {biases} for {classes} classes");
     let full = match hidden.dtype() {
         DType::F64 => DType::F64,
         _ => DType::F32,
     };
-    let items = Items::new(targets.into(), rows, classes, full, config)?;
-    let output = |loss, items: Items<B>| LinearCrossEntropy {
-        loss,
-        items: items.total,
-    };
+    let (items, total) = Items::new(targets.into(), rows, classes, full, config)?;
+    let output = |loss| LinearCrossEntropy { loss, items: total };
 
     let tracking = Tracking::of(&hidden);
     let wanted = Wanted {
@@ -138,23 +132,22 @@ pub fn linear_cross_entropy<B: Backend>(
         weight: tracking.is_tracked(&weight),
         bias: bias.as_ref().is_some_and(|bias| tracking.is_tracked(bias)),
     };
-    let chunk_rows = config.chunk.rows(rows, width, classes);
     if wanted.any() && config.chunk.leaves_to_autodiff(rows, width) {
         let logits = Logits::new(hidden, weight, bias, &items, config);
-        return Ok(output(logits.loss, items));
+        return Ok(output(logits.loss));
     }
 
     let compute = || {
         let (hidden, weight) = (untracked(hidden.clone()), untracked(weight.clone()));
         let bias = bias.clone().map(untracked);
-        in_chunks(hidden, weight, bias, wanted, &items, chunk_rows, config)
+        in_chunks(hidden, weight, bias, wanted, &items, config)
     };
-    let (mut loss, gradients) = match context::records() {
+    let (mut loss, mut gradients) = match context::records() {
         // Otherwise the tensors would belong to the outer scope, which evicts them.
         true => keeping(compute),
         false => compute(),
     };
-    if let Some(gradient) = gradients.hidden {
+    if let Some(gradient) = gradients.hidden.pop() {
         loss = tracking.attach(loss, hidden, gradient);
     }
     if let Some(gradient) = gradients.weight {
@@ -163,11 +156,11 @@ pub fn linear_cross_entropy<B: Backend>(
     if let (Some(bias), Some(gradient)) = (bias, gradients.bias) {
         loss = tracking.attach(loss, bias, gradient);
     }
-    Ok(output(loss, items))
+    Ok(output(loss))
 }
 
 /// The operands that a gradient is computed for.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Wanted {
     hidden: bool,
     weight: bool,
@@ -187,7 +180,6 @@ fn in_chunks<B: Backend>(
     bias: Option<Tensor<B, 1>>,
     wanted: Wanted,
     items: &Items<B>,
-    chunk_rows: usize,
     config: &LinearCrossEntropyLossConfig,
 ) -> (Tensor<B, 1>, Gradients<B>) {
     let [rows, width] = hidden.dims();
@@ -197,7 +189,11 @@ fn in_chunks<B: Backend>(
     let (hidden, weight) = (hidden.cast(element.dtype()), weight.cast(element.dtype()));
 
     let mut loss = None;
-    let mut gradients = Gradients::new(wanted, &weight);
+    let chunk_rows = config.chunk.rows(rows, width, weight.dims()[1]);
+    let mut gradients = Gradients {
+        wanted,
+        ..Gradients::default()
+    };
     for start in (0..rows).step_by(chunk_rows) {
         let range = start..rows.min(start + chunk_rows);
         let hidden = hidden.clone().slice([range.clone(), 0..width]);
@@ -208,5 +204,8 @@ fn in_chunks<B: Backend>(
             gradients.add(logits.gradient(&items, config), hidden, &weight);
         }
     }
-    (loss.expect("at least one row"), gradients.finish())
+    if wanted.hidden {
+        gradients.hidden = vec![Tensor::cat(gradients.hidden, 0)];
+    }
+    (loss.expect("at least one row"), gradients)
 }

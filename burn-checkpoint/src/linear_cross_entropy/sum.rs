@@ -11,7 +11,7 @@ pub(super) enum Sum<B: Backend> {
     Tensor(Tensor<B, 2>),
     /// burn-flex 0.21's `slice_assign` copies the whole tensor. Its tensors are made from host data, and read, without a copy, so
     /// the sum is host data until it is complete.
-    Host { data: TensorData, device: Device<B> },
+    Host(TensorData, Device<B>),
 }
 
 impl<B: Backend> Sum<B> {
@@ -25,27 +25,25 @@ impl<B: Backend> Sum<B> {
             DType::F64 => TensorData::new(vec![0f64; rows * columns], shape),
             _ => TensorData::new(vec![0f32; rows * columns], shape),
         };
-        let device = device.clone();
-        Self::Host { data, device }
+        Self::Host(data, device.clone())
     }
 
     /// Adds `part` to these rows.
     pub fn add(self, rows: Range<usize>, part: Tensor<B, 2>) -> Self {
         match self {
             Self::Tensor(sum) => {
-                let [_, columns] = part.dims();
-                let place = [rows, 0..columns];
+                let place = [rows, 0..part.dims()[1]];
                 let part = part + sum.clone().slice(place.clone());
                 // In place, where the backend can: nothing else holds the sum.
                 Self::Tensor(sum.slice_assign(place, part))
             }
-            Self::Host { mut data, device } => {
+            Self::Host(mut data, device) => {
                 let part = part.into_data();
                 match data.dtype {
                     DType::F64 => add_rows::<f64>(&mut data, rows, &part),
                     _ => add_rows::<f32>(&mut data, rows, &part),
                 }
-                Self::Host { data, device }
+                Self::Host(data, device)
             }
         }
     }
@@ -53,7 +51,7 @@ impl<B: Backend> Sum<B> {
     pub fn finish(self) -> Tensor<B, 2> {
         match self {
             Self::Tensor(sum) => sum,
-            Self::Host { data, device } => {
+            Self::Host(data, device) => {
                 let dtype = data.dtype;
                 Tensor::from_data(data, (&device, dtype))
             }

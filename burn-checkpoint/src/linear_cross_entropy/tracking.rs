@@ -6,33 +6,24 @@ use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
 use burn_decorator::tape::{self, Tape};
 
-/// How the autodiff in a backend can be reached.
-pub(super) enum Tracking<B: Backend> {
-    /// There is no autodiff.
-    None,
-    /// By the tape that decorators offer: [`Remat`](crate::Remat) is below autodiff.
-    Tape(Tape<FloatTensor<B>>),
-    /// Only by Burn's operations, which report only of leaves whether they are tracked, so every operand counts as tracked: a gradient may
-    /// be computed in vain, but none is lost.
-    Operations,
-}
+/// The tape that decorators offer where [`Remat`](crate::Remat) is below autodiff. Without one autodiff is reached only by Burn's operations,
+/// which report only of leaves whether they are tracked, so every operand counts as tracked: a gradient may be computed in vain, but none is
+/// lost.
+pub(super) struct Tracking<B: Backend>(Option<Tape<FloatTensor<B>>>);
 
 impl<B: Backend> Tracking<B> {
     pub fn of(tensor: &Tensor<B, 2>) -> Self {
-        if !B::ad_enabled(&tensor.device()) {
-            return Self::None;
+        match tensor.clone().into_primitive() {
+            TensorPrimitive::Float(tensor) => Self(tape::find(|| tensor.rank())),
+            TensorPrimitive::QFloat(_) => Self(None),
         }
-        let TensorPrimitive::Float(tensor) = tensor.clone().into_primitive() else {
-            return Self::Operations;
-        };
-        tape::find(|| tensor.rank()).map_or(Self::Operations, Self::Tape)
     }
 
     pub fn is_tracked<const D: usize>(&self, tensor: &Tensor<B, D>) -> bool {
-        match (self, tensor.clone().into_primitive()) {
-            (Self::None, _) | (_, TensorPrimitive::QFloat(_)) => false,
-            (Self::Tape(tape), TensorPrimitive::Float(tensor)) => tape.is_tracked(&tensor),
-            (Self::Operations, _) => true,
+        match (&self.0, tensor.clone().into_primitive()) {
+            (_, TensorPrimitive::QFloat(_)) => false,
+            (Some(tape), TensorPrimitive::Float(tensor)) => tape.is_tracked(&tensor),
+            (None, _) => B::ad_enabled(&tensor.device()),
         }
     }
 
@@ -44,16 +35,12 @@ impl<B: Backend> Tracking<B> {
         gradient: Tensor<B, D>,
     ) -> Tensor<B, 1> {
         let operand = operand.cast(gradient.dtype());
-        if let Self::Tape(tape) = self {
-            let [loss, operand, gradient] = [
-                loss.into_primitive(),
-                operand.into_primitive(),
-                gradient.into_primitive(),
-            ]
-            .map(TensorPrimitive::tensor);
+        if let Some(tape) = &self.0 {
             // This permutation changes nothing, but decorators see the operand used. `Tensor::permute` would skip it.
-            let axes: Vec<usize> = (0..D).collect();
-            let loss = tape.attach(loss, B::float_permute(operand, &axes), gradient);
+            let axes = Vec::from_iter(0..D);
+            let operand = B::float_permute(operand.into_primitive().tensor(), &axes);
+            let gradient = gradient.into_primitive().tensor();
+            let loss = tape.attach(loss.into_primitive().tensor(), operand, gradient);
             return Tensor::from_primitive(TensorPrimitive::Float(loss));
         }
         // A term of value 0; its backward multiplies the gradient into a tensor of the same size.
