@@ -55,7 +55,28 @@ pub(crate) struct Node<B: Backend> {
 
 impl<B: Backend> Node<B> {
     #[inline]
-    pub fn new(meta: TensorMeta<B>, state: State<B>, recipe: Option<Arc<dyn Recipe<B>>>) -> Self {
+    pub fn new(
+        meta: TensorMeta<B>,
+        storage: Storage<B>,
+        origin: Origin,
+        region: Option<Arc<Region>>,
+        recipe: Option<Arc<dyn Recipe<B>>>,
+    ) -> Self {
+        let state = State {
+            storage,
+            origin,
+            locks: 0,
+            hand_over: false,
+            region,
+            feeds_inner_scope: false,
+            branch_point: false,
+            last_used: meta.id,
+            restores: 0,
+            views: Vec::new(),
+            checksum: None,
+            copy: None,
+            viewed: None,
+        };
         Self {
             meta,
             state: Mutex::new(state),
@@ -99,6 +120,7 @@ impl<B: Backend> Node<B> {
 ///
 /// Dropped without recursion: the last reference to a node at the end of a chain would otherwise drop the whole chain on
 /// one stack.
+#[derive(Clone)]
 pub(crate) struct Source<B: Backend>(Option<Arc<Node<B>>>);
 
 impl<B: Backend> Source<B> {
@@ -114,12 +136,6 @@ impl<B: Backend> Source<B> {
     /// Takes the reference out, for a drop.
     pub fn take(&mut self) -> Option<Self> {
         self.0.take().map(Self::new)
-    }
-}
-
-impl<B: Backend> Clone for Source<B> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
     }
 }
 
@@ -392,18 +408,10 @@ pub(crate) struct State<B: Backend> {
 
 /// A tensor that others are views of, and its storage, which may have been dropped with that tensor's last handle. The elements of a view
 /// may lie in another order than its shape's, those of this storage do not.
+#[derive(Clone)]
 pub(crate) struct Viewed<B: Backend> {
     pub owner: Source<B>,
     pub value: Value<B>,
-}
-
-impl<B: Backend> Clone for Viewed<B> {
-    fn clone(&self) -> Self {
-        Self {
-            owner: self.owner.clone(),
-            value: self.value.clone(),
-        }
-    }
 }
 
 pub(crate) enum Storage<B: Backend> {
@@ -414,30 +422,6 @@ pub(crate) enum Storage<B: Backend> {
 }
 
 impl<B: Backend> State<B> {
-    #[inline]
-    pub fn new(
-        storage: Storage<B>,
-        origin: Origin,
-        last_used: u64,
-        region: Option<Arc<Region>>,
-    ) -> Self {
-        Self {
-            storage,
-            origin,
-            locks: 0,
-            hand_over: false,
-            region,
-            feeds_inner_scope: false,
-            branch_point: false,
-            last_used,
-            restores: 0,
-            views: Vec::new(),
-            checksum: None,
-            copy: None,
-            viewed: None,
-        }
-    }
-
     /// Whether the storage stays when the last handle is dropped: that of a branch point does.
     ///
     /// Autodiff may save nothing of a residual stream. What is evicted of a block could then be replayed only from the beginning of
