@@ -191,7 +191,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
 
     /// The elements of a tensor that is uploaded at each use.
     pub(crate) fn data(&self) -> Option<TensorData> {
-        self.node()?.data()
+        self.node()?.recipe()?.data()
     }
 
     /// The shape of a managed tensor, or while results are collected: a separate function, so that the usual path can be inlined.

@@ -8,6 +8,7 @@ use std::thread::panicking;
 
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, Shape, TensorData};
+use burn_decorator::cell::Scope;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::clock::Lineage;
@@ -109,11 +110,6 @@ impl<B: Backend> Node<B> {
         let recipe = self.recipe.lock().take();
         drop(recipe);
     }
-
-    /// The elements, if the recipe uploads them.
-    pub fn data(&self) -> Option<TensorData> {
-        self.recipe()?.data()
-    }
 }
 
 /// A recipe's reference to a node, which is not counted as a user.
@@ -157,22 +153,16 @@ thread_local! {
 
 /// Drops what may be the last reference to a node: now, or after the one that is being dropped.
 fn drop_later(node: Arc<dyn AnyEntry>) {
-    struct Done;
-    impl Drop for Done {
-        fn drop(&mut self) {
-            DROPPING.set(false);
-        }
-    }
     if panicking() {
         return unwound::release(node);
     }
-    if DROPPING.replace(true) {
+    if DROPPING.get() {
         let mut node = Some(node);
         // While a thread ends its queue may be gone: the node is then dropped at once.
         let _ = DROPS.try_with(|drops| drops.borrow_mut().extend(node.take()));
         return;
     }
-    let _done = Done;
+    let _dropping = Scope::enter(&DROPPING, true);
     let mut next = Some(node);
     while let Some(node) = next {
         drop(node);
@@ -468,14 +458,6 @@ impl<B: Backend> State<B> {
             Storage::Host(copy) => copy.is_ahead(),
         }
     }
-
-    /// What the storage becomes when it is dropped or taken: its host copy, if there is one.
-    fn gone(&mut self) -> Storage<B> {
-        match self.copy.take() {
-            Some(copy) => Storage::Host(copy),
-            None => Storage::Evicted,
-        }
-    }
 }
 
 /// Takes the storage out of a node, if it can come back, and returns it with the bytes that this frees. The caller drops the storage after
@@ -488,9 +470,7 @@ pub(crate) fn vacate<B: Backend>(
     if state.origin == Origin::Fixed || state.locks > 0 || !state.is_resident() {
         return None;
     }
-    let bytes = about_to_go(meta, state);
-    let gone = state.gone();
-    Some((std::mem::replace(&mut state.storage, gone), bytes))
+    Some(take_storage(meta, state))
 }
 
 /// Takes the storage out of a node for the caller to use.
@@ -502,18 +482,18 @@ pub(crate) fn take_value<B: Backend>(
     if !state.is_resident() {
         return None;
     }
-    let bytes = about_to_go(meta, state);
+    let (storage, bytes) = take_storage(meta, state);
     meta.freed(bytes);
-    let gone = state.gone();
-    match std::mem::replace(&mut state.storage, gone) {
+    match storage {
         Storage::Resident(value) => Some(value),
         Storage::Evicted | Storage::Host(_) => None,
     }
 }
 
-/// Updates counters and checksum for a storage that is about to be taken. Returns the bytes that this frees.
+/// Takes the storage out of a node, which has the host copy after it if there is one, and updates counters and checksum. Returns the bytes
+/// that this frees too.
 #[inline]
-fn about_to_go<B: Backend>(meta: &TensorMeta<B>, state: &mut State<B>) -> u64 {
+fn take_storage<B: Backend>(meta: &TensorMeta<B>, state: &mut State<B>) -> (Storage<B>, u64) {
     if let Storage::Resident(value) = &state.storage {
         state.checksum = match state.origin {
             Origin::Recorded => verify::checksum(value),
@@ -522,5 +502,7 @@ fn about_to_go<B: Backend>(meta: &TensorMeta<B>, state: &mut State<B>) -> u64 {
     }
     state.hand_over = false;
     state.viewed = None;
-    meta.storage_removed()
+    let gone = state.copy.take().map_or(Storage::Evicted, Storage::Host);
+    let taken = std::mem::replace(&mut state.storage, gone);
+    (taken, meta.storage_removed())
 }

@@ -45,6 +45,7 @@ where
 }
 
 /// One of the several results of an operation.
+#[derive(Clone)]
 pub(crate) struct Part<B: Backend> {
     /// The node that runs the operation and holds all of its results while it is locked.
     pub whole: Source<B>,

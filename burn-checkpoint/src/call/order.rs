@@ -35,8 +35,10 @@ impl Order {
         // What is smaller than the result is broadcast; the result has a buffer of its own, or that of an operand of its size.
         let ordered = self.odd_elements == 0 || self.odd_elements < elements;
         match op.work {
-            // New, whatever the operands are.
-            Work::Compute => is_product(op),
+            // Matmul, linear and attention are new, whatever the operands are. Convolutions give channels last on CubeCL's backends.
+            Work::Compute => {
+                op.name.ends_with("matmul") || matches!(op.name, "linear" | "attention")
+            }
             Work::New | Work::Fixed => true,
             // A reshape of what lies in another order may be a copy or a view.
             Work::View => self.odd_elements == 0 && op.keeps_order,
@@ -47,22 +49,13 @@ impl Order {
             }
             Work::Cheap | Work::Math => ordered,
             Work::Reduce => self.odd_elements == 0,
-            Work::Index if is_selection(op) => true,
+            // Rows copied one by one into a new buffer.
+            Work::Index if op.name == "embedding" || op.name.ends_with("_select") => true,
             // Images: channels last on CubeCL.
             Work::Index => self.odd_elements == 0 && op.group != "ModuleOps",
             Work::Sort | Work::Pass => false,
         }
     }
-}
-
-/// Rows copied one by one into a new buffer.
-fn is_selection(op: &OpInfo) -> bool {
-    op.name == "embedding" || op.name.ends_with("_select")
-}
-
-/// Matmul, linear, attention. Convolutions give channels last on CubeCL's backends.
-fn is_product(op: &OpInfo) -> bool {
-    op.name.ends_with("matmul") || op.name == "linear" || op.name == "attention"
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! One operation that is recorded.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, OnceLock};
 
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, DeviceId, DeviceOps, Shape};
@@ -169,7 +169,7 @@ impl<B: Backend> Call<B> {
             self.make_room();
             return;
         }
-        self.lineage = lineage(&mut self.op_context, self.op, self.lineage);
+        self.lineage = self.result_lineage();
         if !self.gives_up() && !self.op_context.keeps && self.lineage == Lineage::Activation {
             self.origin = Origin::Recorded;
         }
@@ -244,55 +244,40 @@ impl<B: Backend> Call<B> {
         self.op.work != Work::View || self.op.keeps_order
     }
 
+    /// With a recipe each result is a node that takes its part from one more node, which runs the operation.
     fn finish_many(
         &mut self,
         parts: Vec<Value<B>>,
         recipe: Option<Arc<dyn Recipe<B>>>,
     ) -> Results<'static, B> {
-        if let Some(recipe) = recipe {
-            return self.finish_parts(parts, recipe);
-        }
-        let parts = parts.into_iter().map(|part| match part {
-            Value::Absent => None,
-            part => Some(self.enter_part(part, None)),
+        let first = recipe.map(|recipe| Part {
+            whole: self.whole(&parts, recipe),
+            index: 0,
+            siblings: Arc::default(),
         });
-        Results::many(parts.collect())
-    }
-
-    /// Each result is a node that takes its part from one more node, which runs the operation.
-    fn finish_parts(
-        &mut self,
-        parts: Vec<Value<B>>,
-        recipe: Arc<dyn Recipe<B>>,
-    ) -> Results<'static, B> {
-        let elements = parts.iter().map(|part| part.shape().num_elements());
-        let of_part = |part: &Value<B>| bytes(part.shape().num_elements(), part.dtype());
-        let device = parts.iter().find_map(Value::device).unwrap_or_default();
-        let memory = self.memory_on(&device);
-        let parts_bytes = parts.iter().map(of_part).sum();
-        let cost_ns = self.cost_ns(&memory, elements.sum(), parts_bytes);
-        let whole = self.whole(device, memory.clone(), cost_ns, parts_bytes, recipe);
-        let siblings = Arc::new(OnceLock::new());
-        let results: Vec<_> = parts
-            .into_iter()
-            .enumerate()
-            .map(|(index, part)| {
-                if matches!(part, Value::Absent) {
-                    return None;
-                }
-                let recipe = Part {
-                    whole: whole.clone(),
+        let results = parts.into_iter().enumerate().map(|(index, part)| {
+            if matches!(part, Value::Absent) {
+                return None;
+            }
+            let part_of = |first: &Part<B>| {
+                Arc::new(Part {
                     index,
-                    siblings: siblings.clone(),
-                };
-                Some(self.enter_part(part, Some(Arc::new(recipe))))
-            })
-            .collect();
-        let nodes = || results.iter().flatten().map(Managed::node);
-        siblings.get_or_init(|| nodes().map(Arc::downgrade).collect());
-        let bytes = nodes().map(|node| node.meta.bytes).sum();
-        self.computed(&memory, cost_ns, bytes);
-        Results::many(results)
+                    ..first.clone()
+                }) as _
+            };
+            Some(self.enter_part(part, first.as_ref().map(part_of)))
+        });
+        let results: Vec<_> = results.collect();
+        if let Some(first) = first {
+            let nodes = || results.iter().flatten().map(Managed::node);
+            first
+                .siblings
+                .get_or_init(|| nodes().map(Arc::downgrade).collect());
+            let meta = &first.whole.node().meta;
+            let bytes = nodes().map(|node| node.meta.bytes).sum();
+            self.computed(&meta.memory, meta.cost_ns, bytes);
+        }
+        Results::Many(results.into_iter())
     }
 
     /// One of several results, with a number of its own, by which traces tell it from the others. Its cost is 0: the operation's node has the
@@ -304,29 +289,24 @@ impl<B: Backend> Call<B> {
     }
 
     /// The node of an operation with several results, which holds them only while a replay hands them out.
-    fn whole(
-        &self,
-        device: Device<B>,
-        memory: Arc<MemoryStats>,
-        cost_ns: f32,
-        parts_bytes: u64,
-        recipe: Arc<dyn Recipe<B>>,
-    ) -> Source<B> {
-        let (op, id) = (self.op, self.op_context.number);
-        let mut meta = TensorMeta::new(op, id, Shape::new([]), DType::U8, 0, device, memory);
-        meta.cost_ns = cost_ns;
-        meta.parts_bytes = parts_bytes;
-        meta.step = self.step();
-        meta.lineage = self.lineage;
-        let region = self.op_context.region.clone();
-        let (storage, origin) = (Storage::Evicted, Origin::Recorded);
-        Source::new(Arc::new(Node::new(
-            meta,
-            storage,
-            origin,
-            region,
-            Some(recipe),
-        )))
+    fn whole(&mut self, parts: &[Value<B>], recipe: Arc<dyn Recipe<B>>) -> Source<B> {
+        let device = parts.iter().find_map(Value::device).unwrap_or_default();
+        let memory = self.memory_on(&device);
+        let elements = |part: &Value<B>| part.shape().num_elements();
+        let of_part = |part: &Value<B>| bytes(elements(part), part.dtype());
+        let parts_bytes = parts.iter().map(of_part).sum();
+        let cost_ns = self.cost_ns(&memory, parts.iter().map(elements).sum(), parts_bytes);
+        let (number, shape) = (self.op_context.number, Shape::new([]));
+        let meta = TensorMeta {
+            cost_ns,
+            parts_bytes,
+            step: self.step(),
+            lineage: self.lineage,
+            ..TensorMeta::new(self.op, number, shape, DType::U8, 0, device, memory)
+        };
+        let (storage, region) = (Storage::Evicted, self.op_context.region.clone());
+        let node = Node::new(meta, storage, Origin::Recorded, region, Some(recipe));
+        Source::new(Arc::new(node))
     }
 
     /// The counters for a result on this device, taken from the operands if they are known.
@@ -462,27 +442,26 @@ impl<B: Backend> Call<B> {
         }
         Managed::first(Source::new(node))
     }
-}
-
-/// What a result descends from. An operation that only forward or only backward passes run changes the thread's phase.
-#[inline]
-fn lineage(op_context: &mut OpContext, op: &OpInfo, operands: Lineage) -> Lineage {
-    let Some(step) = op_context.step else {
-        return Lineage::Activation;
-    };
-    if op.is_backward_only {
-        if step.phase == Phase::Forward {
-            op_context.step = context::begin(Phase::Backward);
+    /// What the result descends from. An operation that only forward or only backward passes run changes the thread's phase.
+    #[inline]
+    fn result_lineage(&mut self) -> Lineage {
+        let Some(step) = self.op_context.step else {
+            return Lineage::Activation;
+        };
+        if self.op.is_backward_only {
+            if step.phase == Phase::Forward {
+                self.op_context.step = context::begin(Phase::Backward);
+            }
+            return Lineage::Gradient;
         }
-        return Lineage::Gradient;
+        let begins = match self.lineage {
+            Lineage::Gradient => self.op.is_forward_only,
+            Lineage::Activation => step.phase == Phase::Backward && clock::is_layer(self.op),
+        };
+        if begins {
+            self.op_context.step = context::begin(Phase::Forward);
+            return Lineage::Activation;
+        }
+        self.lineage
     }
-    let begins = match operands {
-        Lineage::Gradient => op.is_forward_only,
-        Lineage::Activation => step.phase == Phase::Backward && clock::is_layer(op),
-    };
-    if begins {
-        op_context.step = context::begin(Phase::Forward);
-        return Lineage::Activation;
-    }
-    operands
 }

@@ -54,7 +54,7 @@ macro_rules! save {
         $x.iter().map(Handle::save).collect::<Vec<_>>()
     };
     (Tensor $x:expr) => {
-        save_tensor::<B>(&$x)
+        each!(Tensor $x, x => x.save().value)
     };
     (QuantParams $x:expr) => {
         burn_decorator::list_qparams!($x, Handle::save)

@@ -20,7 +20,7 @@ use crate::call::{self, Argument, Call, Promised, Results};
 use crate::handle::Handle;
 use crate::kind::{Float, Value};
 use crate::op::OpInfo;
-use crate::recipe::{OnUse, Saved, SavedValue, operation};
+use crate::recipe::{OnUse, Saved, operation};
 use crate::request::{self, Request};
 use crate::work::Work;
 use crate::{clock, context};
@@ -30,14 +30,6 @@ fn tensor<B: Backend>(results: &mut Results<'_, B>) -> TensorPrimitive<Remat<B>>
     match results.is_quantized() {
         true => TensorPrimitive::QFloat(results.expect()),
         false => TensorPrimitive::Float(results.expect()),
-    }
-}
-
-/// As a recipe keeps an operand that is float or quantized.
-fn save_tensor<B: Backend>(tensor: &TensorPrimitive<Remat<B>>) -> SavedValue<B> {
-    match tensor {
-        TensorPrimitive::Float(x) => x.save().value,
-        TensorPrimitive::QFloat(x) => x.save().value,
     }
 }
 
@@ -70,12 +62,8 @@ fn in_shape<B: Backend>(
         return x;
     }
     let of_result = shape.clone();
-    on_use(
-        op,
-        x,
-        |y| y.shape = of_result,
-        move |x| run(x, shape.clone()),
-    )
+    let run = move |x| run(x, shape.clone());
+    on_use(op, x, |y| y.shape = of_result, run)
 }
 
 /// Keeps the recording of an operation out of its method, so that the method stays short.
