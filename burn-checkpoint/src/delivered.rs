@@ -73,26 +73,17 @@ pub fn delivered_in_types<B: Backend>(
     has: impl Fn(DType) -> bool + Send + Sync + 'static,
     data: impl Fn(DType) -> TensorData + Send + Sync + 'static,
 ) -> Result<FloatTensor<B>, RematError> {
-    /// Withdraws the request, also if a backend outside of `Remat` panics.
-    struct Withdraw;
-    impl Drop for Withdraw {
-        fn drop(&mut self) {
-            Request::take();
-        }
-    }
-    let _withdraw = Withdraw;
     let request = Request {
         shape,
         dtype,
         data: Arc::new(data),
         has: Some(Arc::new(has)),
     };
-    request.put();
     // Every decorator passes data on to the backend below it: `Remat` returns the requested tensor.
-    let tensor = B::float_from_data(TensorData::from([0.0f32]), device);
-    match Request::take() {
-        None => Ok(tensor),
-        Some(_) => Err(RematError::NoRemat {
+    let upload = || B::float_from_data(TensorData::from([0.0f32]), device);
+    match request.put(upload) {
+        (tensor, None) => Ok(tensor),
+        (_, Some(_)) => Err(RematError::NoRemat {
             backend: B::name(device),
         }),
     }
@@ -107,7 +98,6 @@ pub fn is_delivered<B: Backend>(tensor: &FloatTensor<B>) -> bool {
     let nodes = context::collecting(|| {
         let _ = tensor.shape();
     });
-    nodes
-        .iter()
-        .any(|node| node.info().origin == Origin::Delivered)
+    let mut origins = nodes.iter().map(|node| node.info().origin);
+    origins.any(|origin| origin == Origin::Delivered)
 }

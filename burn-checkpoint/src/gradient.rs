@@ -18,18 +18,15 @@ struct Marked {
     is_contiguous: bool,
     /// How many views of it there are.
     views: AtomicUsize,
+    /// Bytes of a storage of its own, else 0.
+    bytes: u64,
     counted: Counted,
 }
 
 /// Where the bytes of a storage are counted.
 enum Counted {
-    Here {
-        bytes: u64,
-        /// How often gradients were retired before.
-        retired: u64,
-        /// The counters of its device, with their budget.
-        memory: Arc<MemoryStats>,
-    },
+    /// By the counters of its device, with their budget, and how often gradients were retired before.
+    Here(Arc<MemoryStats>, u64),
     /// By the tensor that this is a view of.
     By(Gradient),
 }
@@ -44,30 +41,28 @@ impl Gradient {
     ) -> Option<Self> {
         let retired = memory.budget()?.gradients.lock().add(bytes);
         memory.counts.add(bytes);
-        Some(Self(Arc::new(Marked {
-            step: step.number,
-            is_contiguous,
-            views: AtomicUsize::new(0),
-            counted: Counted::Here {
-                bytes,
-                retired,
-                memory,
-            },
-        })))
+        let counted = Counted::Here(memory, retired);
+        Some(Self::marked(step.number, is_contiguous, bytes, counted))
     }
 
     /// A view of it.
     pub(crate) fn view(&self, is_contiguous: bool) -> Self {
         let owner = match &self.0.counted {
-            Counted::Here { .. } => self,
+            Counted::Here(..) => self,
             Counted::By(owner) => owner,
         };
         owner.0.views.fetch_add(1, Ordering::Relaxed);
+        let counted = Counted::By(owner.clone());
+        Self::marked(self.0.step, is_contiguous, 0, counted)
+    }
+
+    fn marked(step: u64, is_contiguous: bool, bytes: u64, counted: Counted) -> Self {
         Self(Arc::new(Marked {
-            step: self.0.step,
+            step,
             is_contiguous,
             views: AtomicUsize::new(0),
-            counted: Counted::By(owner.clone()),
+            bytes,
+            counted,
         }))
     }
 
@@ -86,10 +81,7 @@ impl Gradient {
     /// Bytes of a storage of its own, else 0.
     #[inline]
     pub(crate) fn own_bytes(&self) -> u64 {
-        match &self.0.counted {
-            Counted::Here { bytes, .. } => *bytes,
-            Counted::By(_) => 0,
-        }
+        self.0.bytes
     }
 
     /// Whether nothing else refers to it: no handle, no view, no recipe.
@@ -105,22 +97,18 @@ impl Gradient {
     }
 }
 
-impl Drop for Counted {
+impl Drop for Marked {
     #[inline]
     fn drop(&mut self) {
-        match self {
-            Self::Here {
-                bytes,
-                retired,
-                memory,
-            } => {
+        match &self.counted {
+            Counted::Here(memory, retired) => {
                 if let Some(budget) = memory.budget()
-                    && budget.gradients.lock().remove(*bytes, *retired)
+                    && budget.gradients.lock().remove(self.bytes, *retired)
                 {
-                    memory.counts.remove(*bytes);
+                    memory.counts.remove(self.bytes);
                 }
             }
-            Self::By(owner) => {
+            Counted::By(owner) => {
                 owner.0.views.fetch_sub(1, Ordering::Relaxed);
             }
         }

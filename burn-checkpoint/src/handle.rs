@@ -12,7 +12,7 @@ use crate::call::Argument;
 use crate::clock::Lineage;
 use crate::entry::Origin;
 use crate::gradient::Gradient;
-use crate::kind::{Kind, Value};
+use crate::kind::{Kind, SAME_KIND};
 use crate::node::{Node, Source, State, Storage, take_value, vacate};
 use crate::recipe::{Saved, SavedValue};
 use crate::replay;
@@ -69,10 +69,10 @@ impl<B: Backend> Managed<B> {
             if let Storage::Resident(value) = &state.storage
                 && !goes
             {
-                return peek_kind::<B, K>(value).clone();
+                return K::peek(value).expect(SAME_KIND).clone();
             }
             if let Some(value) = take_value(meta, &mut state) {
-                return unwrap_kind::<B, K>(value);
+                return K::unwrap(value).expect(SAME_KIND);
             }
             drop(state);
             replay::bring_back([node.clone()]);
@@ -191,7 +191,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
 
     /// The elements of a tensor that is uploaded at each use.
     pub(crate) fn data(&self) -> Option<TensorData> {
-        self.node()?.data()
+        self.node()?.recipe()?.data()
     }
 
     /// The shape of a managed tensor, or while results are collected: a separate function, so that the usual path can be inlined.
@@ -239,15 +239,6 @@ fn copy_of(shape: &Shape) -> Shape {
         [a, b, c, d] => Shape::new([a, b, c, d]),
         _ => shape.clone(),
     }
-}
-
-#[inline]
-fn unwrap_kind<B: Backend, K: Kind<B>>(value: Value<B>) -> K::Primitive {
-    K::unwrap(value).expect("a node's kind is that of its handles")
-}
-
-fn peek_kind<B: Backend, K: Kind<B>>(value: &Value<B>) -> &K::Primitive {
-    K::peek(value).expect("a node's kind is that of its handles")
 }
 
 impl<B: Backend, K: Kind<B>> Clone for Handle<B, K> {

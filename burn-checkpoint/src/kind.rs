@@ -24,6 +24,9 @@ pub trait Kind<B: Backend>: Clone + Debug + Send + Sync + 'static {
     fn device(tensor: &Self::Primitive) -> Device<B>;
 }
 
+/// Why a node's value can be converted to the kind of a handle.
+pub(crate) const SAME_KIND: &str = "a node's kind is that of its handles";
+
 /// A read to the host.
 pub(crate) type Download =
     std::pin::Pin<Box<dyn Future<Output = Result<TensorData, ExecutionError>> + Send>>;
@@ -48,6 +51,7 @@ pub struct Bool;
 pub struct Quant;
 
 /// A tensor of any kind, or the several results of one operation.
+#[derive(Clone)]
 pub enum Value<B: Backend> {
     /// A float tensor.
     Float(FloatTensor<B>),
@@ -108,16 +112,6 @@ macro_rules! kinds {
                 device_of!(B, $device, tensor)
             }
         })*
-
-        impl<B: Backend> Clone for Value<B> {
-            fn clone(&self) -> Self {
-                match self {
-                    $(Self::$kind(x) => Self::$kind(x.clone()),)*
-                    Self::Many(xs) => Self::Many(xs.clone()),
-                    Self::Absent => Self::Absent,
-                }
-            }
-        }
 
         impl<B: Backend> Value<B> {
             $(

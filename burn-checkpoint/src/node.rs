@@ -8,6 +8,7 @@ use std::thread::panicking;
 
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, Shape, TensorData};
+use burn_decorator::cell::Scope;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::clock::Lineage;
@@ -55,7 +56,28 @@ pub(crate) struct Node<B: Backend> {
 
 impl<B: Backend> Node<B> {
     #[inline]
-    pub fn new(meta: TensorMeta<B>, state: State<B>, recipe: Option<Arc<dyn Recipe<B>>>) -> Self {
+    pub fn new(
+        meta: TensorMeta<B>,
+        storage: Storage<B>,
+        origin: Origin,
+        region: Option<Arc<Region>>,
+        recipe: Option<Arc<dyn Recipe<B>>>,
+    ) -> Self {
+        let state = State {
+            storage,
+            origin,
+            locks: 0,
+            hand_over: false,
+            region,
+            feeds_inner_scope: false,
+            branch_point: false,
+            last_used: meta.id,
+            restores: 0,
+            views: Vec::new(),
+            checksum: None,
+            copy: None,
+            viewed: None,
+        };
         Self {
             meta,
             state: Mutex::new(state),
@@ -88,17 +110,13 @@ impl<B: Backend> Node<B> {
         let recipe = self.recipe.lock().take();
         drop(recipe);
     }
-
-    /// The elements, if the recipe uploads them.
-    pub fn data(&self) -> Option<TensorData> {
-        self.recipe()?.data()
-    }
 }
 
 /// A recipe's reference to a node, which is not counted as a user.
 ///
 /// Dropped without recursion: the last reference to a node at the end of a chain would otherwise drop the whole chain on
 /// one stack.
+#[derive(Clone)]
 pub(crate) struct Source<B: Backend>(Option<Arc<Node<B>>>);
 
 impl<B: Backend> Source<B> {
@@ -114,12 +132,6 @@ impl<B: Backend> Source<B> {
     /// Takes the reference out, for a drop.
     pub fn take(&mut self) -> Option<Self> {
         self.0.take().map(Self::new)
-    }
-}
-
-impl<B: Backend> Clone for Source<B> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
     }
 }
 
@@ -141,22 +153,16 @@ thread_local! {
 
 /// Drops what may be the last reference to a node: now, or after the one that is being dropped.
 fn drop_later(node: Arc<dyn AnyEntry>) {
-    struct Done;
-    impl Drop for Done {
-        fn drop(&mut self) {
-            DROPPING.set(false);
-        }
-    }
     if panicking() {
         return unwound::release(node);
     }
-    if DROPPING.replace(true) {
+    if DROPPING.get() {
         let mut node = Some(node);
         // While a thread ends its queue may be gone: the node is then dropped at once.
         let _ = DROPS.try_with(|drops| drops.borrow_mut().extend(node.take()));
         return;
     }
-    let _done = Done;
+    let _dropping = Scope::enter(&DROPPING, true);
     let mut next = Some(node);
     while let Some(node) = next {
         drop(node);
@@ -382,18 +388,10 @@ pub(crate) struct State<B: Backend> {
 
 /// A tensor that others are views of, and its storage, which may have been dropped with that tensor's last handle. The elements of a view
 /// may lie in another order than its shape's, those of this storage do not.
+#[derive(Clone)]
 pub(crate) struct Viewed<B: Backend> {
     pub owner: Source<B>,
     pub value: Value<B>,
-}
-
-impl<B: Backend> Clone for Viewed<B> {
-    fn clone(&self) -> Self {
-        Self {
-            owner: self.owner.clone(),
-            value: self.value.clone(),
-        }
-    }
 }
 
 pub(crate) enum Storage<B: Backend> {
@@ -404,30 +402,6 @@ pub(crate) enum Storage<B: Backend> {
 }
 
 impl<B: Backend> State<B> {
-    #[inline]
-    pub fn new(
-        storage: Storage<B>,
-        origin: Origin,
-        last_used: u64,
-        region: Option<Arc<Region>>,
-    ) -> Self {
-        Self {
-            storage,
-            origin,
-            locks: 0,
-            hand_over: false,
-            region,
-            feeds_inner_scope: false,
-            branch_point: false,
-            last_used,
-            restores: 0,
-            views: Vec::new(),
-            checksum: None,
-            copy: None,
-            viewed: None,
-        }
-    }
-
     /// Whether the storage stays when the last handle is dropped: that of a branch point does.
     ///
     /// Autodiff may save nothing of a residual stream. What is evicted of a block could then be replayed only from the beginning of
@@ -474,14 +448,6 @@ impl<B: Backend> State<B> {
             Storage::Host(copy) => copy.ahead.is_some(),
         }
     }
-
-    /// What the storage becomes when it is dropped or taken: its host copy, if there is one.
-    fn gone(&mut self) -> Storage<B> {
-        match self.copy.take() {
-            Some(copy) => Storage::Host(copy),
-            None => Storage::Evicted,
-        }
-    }
 }
 
 /// Takes the storage out of a node, if it can come back, and returns it with the bytes that this frees. The caller drops the storage after
@@ -494,9 +460,7 @@ pub(crate) fn vacate<B: Backend>(
     if state.origin == Origin::Fixed || state.locks > 0 || !state.is_resident() {
         return None;
     }
-    let bytes = about_to_go(meta, state);
-    let gone = state.gone();
-    Some((std::mem::replace(&mut state.storage, gone), bytes))
+    Some(take_storage(meta, state))
 }
 
 /// Takes the storage out of a node for the caller to use.
@@ -508,18 +472,18 @@ pub(crate) fn take_value<B: Backend>(
     if !state.is_resident() {
         return None;
     }
-    let bytes = about_to_go(meta, state);
+    let (storage, bytes) = take_storage(meta, state);
     meta.freed(bytes);
-    let gone = state.gone();
-    match std::mem::replace(&mut state.storage, gone) {
+    match storage {
         Storage::Resident(value) => Some(value),
         Storage::Evicted | Storage::Host(_) => None,
     }
 }
 
-/// Updates counters and checksum for a storage that is about to be taken. Returns the bytes that this frees.
+/// Takes the storage out of a node, which has the host copy after it if there is one, and updates counters and checksum. Returns the bytes
+/// that this frees too.
 #[inline]
-fn about_to_go<B: Backend>(meta: &TensorMeta<B>, state: &mut State<B>) -> u64 {
+fn take_storage<B: Backend>(meta: &TensorMeta<B>, state: &mut State<B>) -> (Storage<B>, u64) {
     if let Storage::Resident(value) = &state.storage {
         state.checksum = match state.origin {
             Origin::Recorded => verify::checksum(value),
@@ -528,5 +492,7 @@ fn about_to_go<B: Backend>(meta: &TensorMeta<B>, state: &mut State<B>) -> u64 {
     }
     state.hand_over = false;
     state.viewed = None;
-    meta.storage_removed()
+    let gone = state.copy.take().map_or(Storage::Evicted, Storage::Host);
+    let taken = std::mem::replace(&mut state.storage, gone);
+    (taken, meta.storage_removed())
 }

@@ -12,60 +12,46 @@ use burn_decorator::upload;
 
 use crate::call;
 use crate::gradient::Gradient;
-use crate::kind::{Float, Kind, Value};
+use crate::kind::{Kind, SAME_KIND, Value};
 use crate::node::{InType, Node, Recipe, Source, Storage, take_value};
 use crate::op::OpInfo;
 use crate::request::Request;
 use crate::work::Work;
 
 /// The recipe of a row of the table: one closure, which visits the inputs if it gets a visitor, and else computes the result.
-pub(crate) struct Operation<F>(pub F);
-
-impl<B, F> Recipe<B> for Operation<F>
+impl<B, F> Recipe<B> for F
 where
     B: Backend,
     F: Fn(Option<&mut dyn FnMut(&Source<B>)>) -> Value<B> + Send + Sync + 'static,
 {
     fn inputs(&self, visit: &mut dyn FnMut(&Source<B>)) {
         // With a visitor the closure returns no tensor: there is nothing to drop.
-        std::mem::forget((self.0)(Some(visit)));
+        std::mem::forget(self(Some(visit)));
     }
 
     fn run(&self) -> Value<B> {
-        (self.0)(None)
+        self(None)
     }
 }
 
-/// A recipe of a closure of this form.
+/// Tells the compiler that a closure is a recipe.
 #[inline]
-pub(crate) fn operation<B, F>(closure: F) -> Operation<F>
+pub(crate) fn operation<B, F>(closure: F) -> F
 where
     B: Backend,
     F: Fn(Option<&mut dyn FnMut(&Source<B>)>) -> Value<B>,
 {
-    Operation(closure)
+    closure
 }
 
 /// One of the several results of an operation.
+#[derive(Clone)]
 pub(crate) struct Part<B: Backend> {
     /// The node that runs the operation and holds all of its results while it is locked.
     pub whole: Source<B>,
     pub index: usize,
-    pub siblings: Arc<Parts<B>>,
-}
-
-/// The nodes of all results of an operation.
-pub(crate) struct Parts<B: Backend>(OnceLock<Vec<Weak<Node<B>>>>);
-
-impl<B: Backend> Parts<B> {
-    pub fn new() -> Self {
-        Self(OnceLock::new())
-    }
-
-    /// Sets the nodes, once they are made.
-    pub fn set<'a>(&self, nodes: impl Iterator<Item = &'a Arc<Node<B>>>) {
-        self.0.get_or_init(|| nodes.map(Arc::downgrade).collect());
-    }
+    /// The nodes of all results of the operation, once they are made.
+    pub siblings: Arc<OnceLock<Vec<Weak<Node<B>>>>>,
 }
 
 impl<B: Backend> Recipe<B> for Part<B> {
@@ -74,7 +60,7 @@ impl<B: Backend> Recipe<B> for Part<B> {
     }
 
     fn siblings(&self, visit: &mut dyn FnMut(Arc<Node<B>>)) {
-        let nodes = self.siblings.0.get().into_iter().flatten();
+        let nodes = self.siblings.get().into_iter().flatten();
         nodes.filter_map(Weak::upgrade).for_each(visit);
     }
 
@@ -115,43 +101,33 @@ impl<B: Backend> Recipe<B> for Upload<B> {
 
 /// The recipe of a view or cast of a delivered tensor, computed when it is used.
 pub(crate) struct OnUse<B: Backend, F> {
-    op: &'static OpInfo,
-    input: Saved<B, Float>,
-    run: Arc<F>,
-}
-
-impl<B: Backend, F> OnUse<B, F>
-where
-    F: Fn(FloatTensor<B>) -> Value<B> + Send + Sync + 'static,
-{
-    pub fn new(op: &'static OpInfo, input: Saved<B, Float>, run: F) -> Self {
-        let run = Arc::new(run);
-        Self { op, input, run }
-    }
+    pub op: &'static OpInfo,
+    pub input: SavedValue<B>,
+    pub run: Arc<F>,
 }
 
 impl<B: Backend, F> Recipe<B> for OnUse<B, F>
 where
-    F: Fn(FloatTensor<B>) -> Value<B> + Send + Sync + 'static,
+    F: Fn(FloatTensor<B>) -> FloatTensor<B> + Send + Sync + 'static,
 {
     fn inputs(&self, visit: &mut dyn FnMut(&Source<B>)) {
         self.input.sources(visit);
     }
 
     fn run(&self) -> Value<B> {
-        (self.run)(self.input.load())
+        Value::Float((self.run)(self.input.load().float()))
     }
 
     fn in_type(&self, dtype: DType) -> Option<InType<B>> {
         // The cast of a view equals the view of the cast, and the cast is delivered in this type.
-        let viewed = match &self.input.value {
+        let viewed = match &self.input {
             SavedValue::Node(viewed) if self.op.work == Work::View => viewed,
             _ => return None,
         };
         let viewed = call::in_type(viewed.node(), dtype)?;
         let recipe = Self {
             op: self.op,
-            input: Saved::new(SavedValue::Node(viewed.source())),
+            input: SavedValue::Node(viewed.source()),
             run: self.run.clone(),
         };
         Some((Some(viewed.source()), Arc::new(recipe)))
@@ -215,6 +191,6 @@ impl<B: Backend, K: Kind<B>> Saved<B, K> {
 
     /// The tensor, for a recipe that runs.
     pub fn load(&self) -> K::Primitive {
-        K::unwrap(self.value.load()).expect("a node's kind is that of its handles")
+        K::unwrap(self.value.load()).expect(SAME_KIND)
     }
 }

@@ -1,19 +1,16 @@
 //! A request for a tensor whose elements a function gives at each use.
 
 use std::cell::{Cell, RefCell};
-use std::fmt;
 use std::sync::Arc;
 
 use burn_backend::{DType, Shape, TensorData};
-use burn_decorator::cell::Scope;
+use burn_decorator::cell::{Scope, with_value};
 
 use crate::op::OpInfo;
 use crate::work::Work;
 
 /// The operation that delivers a requested tensor.
 pub(crate) const DELIVERED: OpInfo = OpInfo::new("delivered", Work::Fixed, "Remat");
-
-type Has = dyn Fn(DType) -> bool + Send + Sync;
 
 /// A tensor that [`delivered`](crate::delivered()) requests from this thread's `Remat`.
 pub(crate) struct Request {
@@ -22,22 +19,13 @@ pub(crate) struct Request {
     /// Returns the elements in the requested type.
     pub data: Arc<dyn Fn(DType) -> TensorData + Send + Sync>,
     /// Whether a type other than the tensor's own may be requested.
-    pub has: Option<Arc<Has>>,
-}
-
-impl fmt::Debug for Request {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Request")
-            .field("shape", &self.shape)
-            .field("dtype", &self.dtype)
-            .finish_non_exhaustive()
-    }
+    pub has: Option<Arc<dyn Fn(DType) -> bool + Send + Sync>>,
 }
 
 impl Request {
-    /// Makes this thread's next upload return the tensor.
-    pub fn put(self) {
-        REQUEST.set(Some(self));
+    /// Runs `upload`, with the tensor as what this thread's next upload returns, and returns the request if there was no upload.
+    pub fn put<R>(self, upload: impl FnOnce() -> R) -> (R, Option<Self>) {
+        with_value(&REQUEST, self, upload)
     }
 
     /// Takes this thread's request.

@@ -12,7 +12,7 @@ use crate::context;
 use crate::entry::Origin;
 use crate::handle::{Handle, Managed};
 use crate::kind::{Kind, Value};
-use crate::node::{Node, Recipe, Source, State, Storage, TensorMeta, bytes};
+use crate::node::{Node, Recipe, Source, Storage, TensorMeta, bytes};
 use crate::op::OpInfo;
 use crate::recipe::Upload;
 use crate::request::{DELIVERED, Request};
@@ -31,25 +31,23 @@ pub(crate) fn fixed<'a, B: Backend>(
     {
         call.op_context.step = context::begin(Phase::Forward);
     }
-    call.finish_fixed(value)
+    call.results(value, None)
 }
 
 /// A parameter with a name. It is not counted, as other parameters are not.
 pub(crate) fn parameter<B: Backend>(path: &'static OpInfo, value: Value<B>) -> Managed<B> {
-    let op_context = context::tick(path);
+    let number = context::tick(path).number;
     let device = value.device().unwrap_or_default();
     let memory = context::memory_on(device.id());
     let (shape, dtype) = (value.shape(), value.dtype());
-    let number = op_context.number;
     let meta = TensorMeta::new(path, number, shape, dtype, 0, device, memory);
     meta.storage_added();
-    let state = State::new(Storage::Resident(value), Origin::Fixed, number, None);
-    Managed::new(Source::new(Arc::new(Node::new(meta, state, None))))
+    let node = Node::new(meta, Storage::Resident(value), Origin::Fixed, None, None);
+    Managed::new(Source::new(Arc::new(node)))
 }
 
 /// The tensor that was requested.
 pub(crate) fn delivered<B: Backend>(request: Request, device: &Device<B>) -> Managed<B> {
-    const OP: &OpInfo = &DELIVERED;
     let promised = Promised {
         shape: request.shape.clone(),
         dtype: request.dtype,
@@ -58,7 +56,7 @@ pub(crate) fn delivered<B: Backend>(request: Request, device: &Device<B>) -> Man
         viewed: None,
     };
     let device = device.clone();
-    derived(OP, promised, Arc::new(Upload { request, device }))
+    derived(&DELIVERED, promised, Arc::new(Upload { request, device }))
 }
 
 /// A delivered tensor, or a view of one, in another type, if its elements can be delivered in that type.
@@ -114,28 +112,25 @@ pub(crate) fn derived<B: Backend>(
     promised: Promised<B>,
     recipe: Arc<dyn Recipe<B>>,
 ) -> Managed<B> {
-    let op_context = context::tick(op);
-    let Promised {
-        shape,
-        dtype,
-        device,
-        row_major,
-        viewed,
-    } = promised;
-    let group = viewed.filter(|_| op.work == Work::View);
-    let group = group.map(|viewed| match &viewed.node().meta.group {
-        Some(owner) => owner.clone(),
-        None => viewed,
-    });
+    let number = context::tick(op).number;
+    let viewed = promised.viewed.filter(|_| op.work == Work::View);
+    let group = viewed.map(|viewed| viewed.node().meta.group.clone().unwrap_or(viewed));
+    let (shape, dtype, device) = (promised.shape, promised.dtype, promised.device);
     let memory = context::memory_on(device.id());
     let bytes = bytes(shape.num_elements(), dtype);
-    let state = State::new(Storage::Evicted, Origin::Delivered, op_context.number, None);
     let meta = TensorMeta {
         is_delivered: true,
-        contiguous: row_major,
-        row_major,
+        contiguous: promised.row_major,
+        row_major: promised.row_major,
         group,
-        ..TensorMeta::new(op, op_context.number, shape, dtype, bytes, device, memory)
+        ..TensorMeta::new(op, number, shape, dtype, bytes, device, memory)
     };
-    Managed::new(Source::new(Arc::new(Node::new(meta, state, Some(recipe)))))
+    let node = Node::new(
+        meta,
+        Storage::Evicted,
+        Origin::Delivered,
+        None,
+        Some(recipe),
+    );
+    Managed::new(Source::new(Arc::new(node)))
 }

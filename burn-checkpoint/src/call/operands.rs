@@ -4,18 +4,15 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use burn_backend::tensor::Device;
-use burn_backend::{Backend, DType, DeviceId, DeviceOps, Shape};
+use burn_backend::{Backend, DType, DeviceOps, Shape};
 
-use super::order::Order;
+use super::recorded::Call;
 use crate::clock::{Lineage, Phase};
-use crate::context::{self, OpContext};
-use crate::cost::OpCost;
+use crate::context;
 use crate::entry::{AnyEntry, Origin};
 use crate::gradient::Gradient;
-use crate::memory::MemoryStats;
-use crate::node::{Node, Source, State, Storage, TensorMeta, Viewed};
-use crate::op::OpInfo;
-use crate::replay::{self, Locked};
+use crate::node::{Source, State, Storage, TensorMeta, Viewed};
+use crate::replay;
 use crate::request::PARAMETER;
 use crate::trace::{self, EventKind};
 use crate::work::Work;
@@ -51,72 +48,24 @@ pub(super) enum Shares<B: Backend> {
     With(Source<B>),
 }
 
-/// What is known once all operands were seen.
-pub(super) struct Operands<B: Backend> {
-    op: &'static OpInfo,
-    /// Operands that are evicted, or have outlived their step. Seldom any: an option is dropped faster than an empty list.
-    waiting: Option<Vec<Arc<Node<B>>>>,
-    /// Of a view operation, once its first operand was seen.
-    pub shares: Option<Shares<B>>,
-    pub order: Order,
-    /// For a view in a scope that may offload: what it is a view of.
-    pub viewed: Option<Box<Viewed<B>>>,
-    /// Bytes of the largest operand.
-    largest: u64,
-    /// Bytes of the largest operand that cannot come back and that only this operation refers to.
-    given_up: u64,
-    /// Bytes of the operand that the operation writes into.
-    pub written: u64,
-    pub cost: Option<OpCost>,
-    /// Where the result will be; known only under a budget.
-    device: Option<DeviceId>,
-    /// The counters of that device.
-    pub memory: Option<Arc<MemoryStats>>,
-    pub lineage: Lineage,
-    /// Delivered operands, until the operation is over.
-    delivered: Option<Locked<B>>,
-    /// Whether any operand is not delivered.
-    has_others: bool,
-}
-
-impl<B: Backend> Operands<B> {
-    #[inline]
-    pub fn new(op: &'static OpInfo) -> Self {
-        Self {
-            op,
-            waiting: None,
-            shares: None,
-            order: Order::default(),
-            viewed: None,
-            largest: 0,
-            given_up: 0,
-            written: 0,
-            cost: None,
-            device: None,
-            memory: None,
-            lineage: Lineage::Activation,
-            delivered: None,
-            has_others: false,
-        }
-    }
-
+impl<B: Backend> Call<B> {
     /// Whether the result is a delivered tensor, because all of its operands are.
-    pub fn pass_delivery(&self) -> bool {
+    pub(super) fn pass_delivery(&self) -> bool {
         self.delivered.is_some() && !self.has_others && self.op.work.passes_delivery()
     }
 
-    pub fn see(&mut self, argument: Argument<'_, B>, op_context: &OpContext) {
+    pub(super) fn see(&mut self, argument: Argument<'_, B>) {
         let source = match argument {
             Argument::Node(source) => source,
             Argument::Leaf(leaf, gradient) => {
                 self.has_others = true;
                 if let Some(gradient) = gradient {
-                    self.see_gradient(gradient, op_context);
+                    self.see_gradient(gradient);
                 } else if self.is_first_of_view() {
                     self.shares = Some(Shares::Leaf);
                 }
                 // The order of its elements is not known. Its size matters only where something may be offloaded.
-                if may_offload(op_context) {
+                if self.may_offload() {
                     self.order.see(&leaf().0, false);
                 } else {
                     self.order.odd_elements = usize::MAX;
@@ -168,7 +117,7 @@ impl<B: Backend> Operands<B> {
             cost.operand(&meta.shape, meta.dtype);
             self.device.get_or_insert_with(|| meta.memory.device);
         }
-        if let Some(step) = op_context.step
+        if let Some(step) = self.op_context.step
             && step.phase == Phase::Backward
             && meta.lineage == Lineage::Gradient
             && meta.step == step.number
@@ -182,7 +131,7 @@ impl<B: Backend> Operands<B> {
                 None if meta.bytes == 0 => Shares::Leaf,
                 None => Shares::With(source.clone()),
             });
-            if may_offload(op_context) {
+            if self.may_offload() {
                 self.viewed = viewed(source, meta, &state);
             }
         }
@@ -193,13 +142,13 @@ impl<B: Backend> Operands<B> {
         } else {
             self.has_others = true;
         }
-        state.last_used = op_context.number;
-        if let (Some(own), Some(user)) = (&state.region, &op_context.region)
+        state.last_used = self.op_context.number;
+        if let (Some(own), Some(user)) = (&state.region, &self.op_context.region)
             && !Arc::ptr_eq(user, own)
         {
             state.feeds_inner_scope |= user.is_within(own);
         }
-        if !state.is_resident() || outlived(meta, &state, op_context) {
+        if !state.is_resident() || self.outlived(meta, &state) {
             self.waiting.get_or_insert_default().push(node.clone());
         }
         let last = meta.bytes > 0 && meta.users() == 1 && Arc::strong_count(node) == 1;
@@ -211,8 +160,12 @@ impl<B: Backend> Operands<B> {
         }
     }
 
-    fn see_gradient(&mut self, gradient: &Gradient, op_context: &OpContext) {
-        if op_context.step.is_some_and(|step| gradient.is_of(step)) {
+    fn see_gradient(&mut self, gradient: &Gradient) {
+        if self
+            .op_context
+            .step
+            .is_some_and(|step| gradient.is_of(step))
+        {
             self.lineage = Lineage::Gradient;
         }
         if self.is_first_of_view() {
@@ -245,22 +198,43 @@ impl<B: Backend> Operands<B> {
     }
 
     /// Brings back evicted operands. References to them end here: the last holder of an operand may reuse its storage.
-    #[inline]
-    pub fn bring_back(&mut self, op_context: &OpContext) {
-        if let Some(waiting) = self.waiting.take() {
-            replay::bring_back(waiting.iter().cloned());
-            settle_outlived(waiting, op_context);
+    pub(super) fn bring_back(&mut self) {
+        let Some(waiting) = self.waiting.take() else {
+            return;
+        };
+        replay::bring_back(waiting.iter().cloned());
+        for node in waiting {
+            let outlived = self.outlived(&node.meta, &node.state());
+            if outlived {
+                // Recipes must not reach into earlier steps.
+                node.settle();
+                node.retire();
+            }
         }
+    }
+
+    /// Whether a tensor was recorded before a backward pass and is used after it: state, such as running statistics.
+    fn outlived(&self, meta: &TensorMeta<B>, state: &State<B>) -> bool {
+        let step = self.op_context.step;
+        step.is_some_and(|step| step.phase == Phase::Forward && meta.step < step.number)
+            && state.origin == Origin::Recorded
+    }
+
+    /// Whether the innermost scope may move anything to the host.
+    #[inline]
+    fn may_offload(&self) -> bool {
+        let region = self.op_context.region.as_ref();
+        region.is_some_and(|region| region.policy.may_offload())
     }
 
     /// Whether a recipe would cost more memory than it saves. It would keep the storage of an operand that cannot come back and has no
     /// other reference, so that the result's can be dropped: this saves memory only if the result is larger.
-    pub fn gives_up(&self) -> bool {
+    pub(super) fn gives_up(&self) -> bool {
         self.given_up > 0 && self.given_up * 2 > self.largest
     }
 
     /// Makes room for the result, on the device that it will be on.
-    pub fn make_room(&mut self) {
+    pub(super) fn make_room(&mut self) {
         let (Some(cost), Some(device)) = (&mut self.cost, self.device) else {
             return;
         };
@@ -281,13 +255,6 @@ impl<B: Backend> Operands<B> {
     }
 }
 
-/// Whether the innermost scope may move anything to the host.
-#[inline]
-fn may_offload(op_context: &OpContext) -> bool {
-    let region = op_context.region.as_ref();
-    region.is_some_and(|region| region.policy.may_offload())
-}
-
 /// The tensor that a view of this one is a view of: this one, or the one that this is a view of itself.
 fn viewed<B: Backend>(
     source: &Source<B>,
@@ -301,23 +268,4 @@ fn viewed<B: Backend>(
         })),
         _ => state.viewed.clone(),
     }
-}
-
-/// Drops the recipes of outlived operands: recipes must not reach into earlier steps.
-fn settle_outlived<B: Backend>(nodes: Vec<Arc<Node<B>>>, op_context: &OpContext) {
-    for node in nodes {
-        let outlived = outlived(&node.meta, &node.state(), op_context);
-        if outlived {
-            node.settle();
-            node.retire();
-        }
-    }
-}
-
-/// Whether a tensor was recorded before a backward pass and is used after it: state, such as running statistics.
-fn outlived<B: Backend>(meta: &TensorMeta<B>, state: &State<B>, op_context: &OpContext) -> bool {
-    op_context
-        .step
-        .is_some_and(|step| step.phase == Phase::Forward && meta.step < step.number)
-        && state.origin == Origin::Recorded
 }

@@ -35,8 +35,10 @@ impl Order {
         // What is smaller than the result is broadcast; the result has a buffer of its own, or that of an operand of its size.
         let ordered = self.odd_elements == 0 || self.odd_elements < elements;
         match op.work {
-            // New, whatever the operands are.
-            Work::Compute => is_product(op),
+            // Matmul, linear and attention are new, whatever the operands are. Convolutions give channels last on CubeCL's backends.
+            Work::Compute => {
+                op.name.ends_with("matmul") || matches!(op.name, "linear" | "attention")
+            }
             Work::New | Work::Fixed => true,
             // A reshape of what lies in another order may be a copy or a view.
             Work::View => self.odd_elements == 0 && op.keeps_order,
@@ -47,7 +49,8 @@ impl Order {
             }
             Work::Cheap | Work::Math => ordered,
             Work::Reduce => self.odd_elements == 0,
-            Work::Index if is_selection(op) => true,
+            // Rows copied one by one into a new buffer.
+            Work::Index if op.name == "embedding" || op.name.ends_with("_select") => true,
             // Images: channels last on CubeCL.
             Work::Index => self.odd_elements == 0 && op.group != "ModuleOps",
             Work::Sort | Work::Pass => false,
@@ -55,74 +58,46 @@ impl Order {
     }
 }
 
-/// Rows copied one by one into a new buffer.
-fn is_selection(op: &OpInfo) -> bool {
-    op.name == "embedding" || op.name.ends_with("_select")
-}
-
-/// Matmul, linear, attention. Convolutions give channels last on CubeCL's backends.
-fn is_product(op: &OpInfo) -> bool {
-    op.name.ends_with("matmul") || op.name == "linear" || op.name == "attention"
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::op::op_table;
 
-    fn kept(name: &str, order: Order) -> bool {
-        let op = op_table().find(|op| op.name == name).expect("a row");
-        order.is_kept(op, 64)
-    }
-
-    fn odd(odd_elements: usize) -> Order {
-        Order {
-            odd_elements,
-            rank: Some(3),
-            number: Some(2),
-        }
-    }
-
+    /// Of operations with a result of 64 elements: elements of the largest operand in another order, rank, dimension, and whether the
+    /// result is in order.
     #[test]
-    fn a_broadcast_operand_does_not_matter() {
-        for name in ["float_add", "gelu", "layer_norm", "softmax"] {
-            assert!(kept(name, odd(0)) && kept(name, odd(8)), "{name}");
-            assert!(!kept(name, odd(64)) && !kept(name, odd(128)), "{name}");
-        }
-    }
-
-    #[test]
-    fn a_product_or_a_selection_is_new() {
-        for name in [
-            "float_matmul",
-            "linear",
-            "attention",
-            "embedding",
-            "float_select",
+    fn an_order_is_kept_or_not() {
+        const LAST: (Option<usize>, Option<usize>) = (Some(3), Some(2));
+        let elementwise = "float_add gelu layer_norm softmax";
+        for (names, odd_elements, (rank, number), is_kept) in [
+            // An operand that is broadcast does not matter.
+            (elementwise, 0, LAST, true),
+            (elementwise, 8, LAST, true),
+            (elementwise, 64, LAST, false),
+            (elementwise, 128, LAST, false),
+            // A product or a selection is new, but for channels last.
+            ("float_matmul linear attention", 1024, LAST, true),
+            ("embedding float_select", 1024, LAST, true),
+            ("conv2d max_pool2d interpolate", 0, LAST, false),
+            // A softmax along another dimension is swapped.
+            ("softmax", 0, (Some(3), Some(1)), false),
+            ("softmax", 0, (Some(3), None), false),
+            ("softmax", 0, (None, Some(2)), false),
+            // Views.
+            ("float_reshape float_detach", 0, LAST, true),
+            ("float_reshape", 8, LAST, false),
+            ("float_swap_dims float_slice", 0, LAST, false),
         ] {
-            assert!(kept(name, odd(1024)), "{name}");
+            for name in names.split(' ') {
+                let op = op_table().find(|op| op.name == name).expect("a row");
+                let order = Order {
+                    odd_elements,
+                    rank,
+                    number,
+                };
+                let found = order.is_kept(op, 64);
+                assert_eq!(found, is_kept, "{name} {odd_elements} {rank:?} {number:?}");
+            }
         }
-        for name in ["conv2d", "max_pool2d", "interpolate"] {
-            assert!(!kept(name, odd(0)), "{name}: channels last");
-        }
-    }
-
-    #[test]
-    fn a_softmax_along_another_dimension_is_swapped() {
-        for (rank, number) in [(Some(3), Some(1)), (Some(3), None), (None, Some(2))] {
-            let order = Order {
-                odd_elements: 0,
-                rank,
-                number,
-            };
-            assert!(!kept("softmax", order), "{rank:?} {number:?}");
-        }
-    }
-
-    #[test]
-    fn a_view_keeps_the_order_or_not() {
-        assert!(kept("float_reshape", odd(0)) && kept("float_detach", odd(0)));
-        assert!(!kept("float_reshape", odd(8)));
-        assert!(!kept("float_swap_dims", odd(0)) && !kept("float_slice", odd(0)));
     }
 }

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use burn_backend::tensor::Device;
-use burn_backend::{Backend, DType, DeviceOps, Shape};
+use burn_backend::{Backend, DType, DeviceId, DeviceOps, Shape};
 
-use super::operands::{Argument, Operands, Shares};
+use super::operands::{Argument, Shares};
+use super::order::Order;
 use super::results::Results;
 use super::room::Room;
 use crate::again::again;
@@ -18,22 +19,45 @@ use crate::gradient::Gradient;
 use crate::handle::Managed;
 use crate::kind::Value;
 use crate::memory::MemoryStats;
-use crate::node::{Node, Recipe, Source, State, Storage, TensorMeta, bytes};
+use crate::node::{Node, Recipe, Source, Storage, TensorMeta, Viewed, bytes};
 use crate::op::OpInfo;
 use crate::policy::{OpCall, SavePolicy};
-use crate::recipe::{Part, Parts};
-use crate::replay;
+use crate::recipe::Part;
+use crate::replay::{self, Locked};
 use crate::trace::{self, EventKind};
 use crate::work::Work;
 
-/// An operation under way. Built and changed in place: it is large, and each operation needs one.
+/// An operation under way: what is known of it before it runs, once its operands were seen, and after it. Built and changed in place: it is
+/// large, and each operation needs one.
 pub(crate) struct Call<B: Backend> {
-    op: &'static OpInfo,
-    pub op_context: OpContext,
-    operands: Operands<B>,
+    pub(super) op: &'static OpInfo,
+    pub(super) op_context: OpContext,
     /// How the result comes back if it gets a recipe; fixed if it gets none.
     origin: Origin,
-    pub lineage: Lineage,
+    /// That of the operands until they are all seen, then that of the result.
+    pub(super) lineage: Lineage,
+    /// Operands that are evicted, or have outlived their step. Seldom any: an option is dropped faster than an empty list.
+    pub(super) waiting: Option<Vec<Arc<Node<B>>>>,
+    /// Of a view operation, once its first operand was seen.
+    pub(super) shares: Option<Shares<B>>,
+    pub(super) order: Order,
+    /// For a view in a scope that may offload: what it is a view of.
+    pub(super) viewed: Option<Box<Viewed<B>>>,
+    /// Bytes of the largest operand.
+    pub(super) largest: u64,
+    /// Bytes of the largest operand that cannot come back and that only this operation refers to.
+    pub(super) given_up: u64,
+    /// Bytes of the operand that the operation writes into.
+    pub(super) written: u64,
+    pub(super) cost: Option<OpCost>,
+    /// Where the result will be; known only under a budget.
+    pub(super) device: Option<DeviceId>,
+    /// The counters of that device.
+    pub(super) memory: Option<Arc<MemoryStats>>,
+    /// Delivered operands, until the operation is over.
+    pub(super) delivered: Option<Locked<B>>,
+    /// Whether any operand is not delivered.
+    pub(super) has_others: bool,
 }
 
 impl<B: Backend> Call<B> {
@@ -42,19 +66,29 @@ impl<B: Backend> Call<B> {
         Self {
             op,
             op_context: context::tick(op),
-            operands: Operands::new(op),
             origin: Origin::Fixed,
             lineage: Lineage::Activation,
+            waiting: None,
+            shares: None,
+            order: Order::default(),
+            viewed: None,
+            largest: 0,
+            given_up: 0,
+            written: 0,
+            cost: None,
+            device: None,
+            memory: None,
+            delivered: None,
+            has_others: false,
         }
     }
 
     /// Looks at the arguments, which `show` passes on, brings operands back, and decides what becomes of the result: whether it has a recipe.
     pub fn begin(&mut self, show: impl FnOnce(&mut dyn FnMut(Argument<'_, B>))) {
         if self.op_context.step.is_some() {
-            self.operands.cost = Some(OpCost::new(self.op));
+            self.cost = Some(OpCost::new(self.op));
         }
-        let (operands, op_context) = (&mut self.operands, &self.op_context);
-        show(&mut |argument| operands.see(argument, op_context));
+        show(&mut |argument| self.see(argument));
         self.decide();
     }
 
@@ -84,7 +118,7 @@ impl<B: Backend> Call<B> {
     /// The counters of the device that the result will be on, if their budget runs operations again for which there is no memory.
     #[inline]
     fn retrying(&self) -> Option<&MemoryStats> {
-        let memory = self.operands.memory.as_deref();
+        let memory = self.memory.as_deref();
         memory.filter(|memory| memory.retries())
     }
 
@@ -105,11 +139,11 @@ impl<B: Backend> Call<B> {
     /// As [`Self::begin`], for a new tensor that takes `room`: a function of plain arguments. It is recorded in forward passes; in backward
     /// and in the optimizer it is a gradient or state, and at once written to.
     pub fn begin_new(&mut self, room: Room) {
-        self.operands.memory = room.make(self.op);
+        self.memory = room.make(self.op);
         if let Some(step) = self.op_context.step {
             let mut cost = OpCost::new(self.op);
             cost.expected = Some(room.bytes());
-            self.operands.cost = Some(cost);
+            self.cost = Some(cost);
             let is_seed =
                 self.op.name == "float_ones" && room.is_scalar() && !clock::is_at_gradient();
             if is_seed {
@@ -127,23 +161,20 @@ impl<B: Backend> Call<B> {
     }
 
     fn decide(&mut self) {
-        self.operands.bring_back(&self.op_context);
-        if self.operands.pass_delivery() {
+        self.bring_back();
+        if self.pass_delivery() {
             // It belongs to no scope and to no step.
             self.op_context.region = None;
             self.origin = Origin::Delivered;
-            self.operands.make_room();
+            self.make_room();
             return;
         }
-        self.lineage = lineage(&mut self.op_context, self.op, self.operands.lineage);
-        if !self.operands.gives_up()
-            && !self.op_context.keeps
-            && self.lineage == Lineage::Activation
-        {
+        self.lineage = self.result_lineage();
+        if !self.gives_up() && !self.op_context.keeps && self.lineage == Lineage::Activation {
             self.origin = Origin::Recorded;
         }
         if self.op_context.step.is_some() {
-            self.operands.make_room();
+            self.make_room();
         }
     }
 
@@ -159,12 +190,8 @@ impl<B: Backend> Call<B> {
         self.results(value, recipe.map(|recipe| Arc::new(recipe) as _))
     }
 
-    /// The result without a recipe: it is never evicted.
-    pub fn finish_fixed<'a>(&mut self, value: &'a mut Value<B>) -> Results<'a, B> {
-        self.results(value, None)
-    }
-
-    fn results<'a>(
+    /// The result, without a recipe if it is never evicted.
+    pub(super) fn results<'a>(
         &mut self,
         value: &'a mut Value<B>,
         recipe: Option<Arc<dyn Recipe<B>>>,
@@ -178,7 +205,7 @@ impl<B: Backend> Call<B> {
         }
         let node = self.node(value, recipe, true);
         let meta = &node.meta;
-        if let Some(viewed) = self.operands.viewed.take()
+        if let Some(viewed) = self.viewed.take()
             && node.state().origin == Origin::Recorded
             && (meta.group.is_some() || !meta.row_major)
         {
@@ -192,7 +219,7 @@ impl<B: Backend> Call<B> {
     /// it has to be found by its operation: in a trace, and where operations are tried again.
     fn gradient(&mut self, value: &Value<B>) -> Option<Gradient> {
         let step = self.op_context.step?;
-        let is_node = match &self.operands.shares {
+        let is_node = match &self.shares {
             // A node would not count the storage.
             Some(Shares::Gradient(_)) => false,
             Some(Shares::Leaf | Shares::With(_)) => true,
@@ -201,12 +228,12 @@ impl<B: Backend> Call<B> {
         if is_node || self.lineage != Lineage::Gradient || self.op_context.region.is_some() {
             return None;
         }
-        let memory = self.memory(&value.device().unwrap_or_default());
+        let memory = self.memory_on(&value.device().unwrap_or_default());
         let elements = value.shape().num_elements();
         let bytes = bytes(elements, value.dtype());
         self.computed(&memory, self.cost_ns(&memory, elements, bytes), bytes);
         let is_contiguous = self.is_contiguous();
-        match &self.operands.shares {
+        match &self.shares {
             Some(Shares::Gradient(gradient)) => Some(gradient.view(is_contiguous)),
             _ => Gradient::new(memory, bytes, step, is_contiguous),
         }
@@ -217,55 +244,40 @@ impl<B: Backend> Call<B> {
         self.op.work != Work::View || self.op.keeps_order
     }
 
+    /// With a recipe each result is a node that takes its part from one more node, which runs the operation.
     fn finish_many(
         &mut self,
         parts: Vec<Value<B>>,
         recipe: Option<Arc<dyn Recipe<B>>>,
     ) -> Results<'static, B> {
-        if let Some(recipe) = recipe {
-            return self.finish_parts(parts, recipe);
-        }
-        let parts = parts.into_iter().map(|part| match part {
-            Value::Absent => None,
-            part => Some(self.enter_part(part, None)),
+        let first = recipe.map(|recipe| Part {
+            whole: self.whole(&parts, recipe),
+            index: 0,
+            siblings: Arc::default(),
         });
-        Results::many(parts.collect())
-    }
-
-    /// Each result is a node that takes its part from one more node, which runs the operation.
-    fn finish_parts(
-        &mut self,
-        parts: Vec<Value<B>>,
-        recipe: Arc<dyn Recipe<B>>,
-    ) -> Results<'static, B> {
-        let elements = parts.iter().map(|part| part.shape().num_elements());
-        let of_part = |part: &Value<B>| bytes(part.shape().num_elements(), part.dtype());
-        let device = parts.iter().find_map(Value::device).unwrap_or_default();
-        let memory = self.memory(&device);
-        let parts_bytes = parts.iter().map(of_part).sum();
-        let cost_ns = self.cost_ns(&memory, elements.sum(), parts_bytes);
-        let whole = self.whole(device, memory.clone(), cost_ns, parts_bytes, recipe);
-        let siblings = Arc::new(Parts::new());
-        let results: Vec<_> = parts
-            .into_iter()
-            .enumerate()
-            .map(|(index, part)| {
-                if matches!(part, Value::Absent) {
-                    return None;
-                }
-                let recipe = Part {
-                    whole: whole.clone(),
+        let results = parts.into_iter().enumerate().map(|(index, part)| {
+            if matches!(part, Value::Absent) {
+                return None;
+            }
+            let part_of = |first: &Part<B>| {
+                Arc::new(Part {
                     index,
-                    siblings: siblings.clone(),
-                };
-                Some(self.enter_part(part, Some(Arc::new(recipe))))
-            })
-            .collect();
-        let nodes = || results.iter().flatten().map(Managed::node);
-        siblings.set(nodes());
-        let bytes = nodes().map(|node| node.meta.bytes).sum();
-        self.computed(&memory, cost_ns, bytes);
-        Results::many(results)
+                    ..first.clone()
+                }) as _
+            };
+            Some(self.enter_part(part, first.as_ref().map(part_of)))
+        });
+        let results: Vec<_> = results.collect();
+        if let Some(first) = first {
+            let nodes = || results.iter().flatten().map(Managed::node);
+            first
+                .siblings
+                .get_or_init(|| nodes().map(Arc::downgrade).collect());
+            let meta = &first.whole.node().meta;
+            let bytes = nodes().map(|node| node.meta.bytes).sum();
+            self.computed(&meta.memory, meta.cost_ns, bytes);
+        }
+        Results::Many(results.into_iter())
     }
 
     /// One of several results, with a number of its own, by which traces tell it from the others. Its cost is 0: the operation's node has the
@@ -277,29 +289,30 @@ impl<B: Backend> Call<B> {
     }
 
     /// The node of an operation with several results, which holds them only while a replay hands them out.
-    fn whole(
-        &self,
-        device: Device<B>,
-        memory: Arc<MemoryStats>,
-        cost_ns: f32,
-        parts_bytes: u64,
-        recipe: Arc<dyn Recipe<B>>,
-    ) -> Source<B> {
-        let (op, id) = (self.op, self.op_context.number);
-        let mut meta = TensorMeta::new(op, id, Shape::new([]), DType::U8, 0, device, memory);
-        meta.cost_ns = cost_ns;
-        meta.parts_bytes = parts_bytes;
-        meta.step = self.step();
-        meta.lineage = self.lineage;
-        let region = self.op_context.region.clone();
-        let state = State::new(Storage::Evicted, Origin::Recorded, id, region);
-        Source::new(Arc::new(Node::new(meta, state, Some(recipe))))
+    fn whole(&mut self, parts: &[Value<B>], recipe: Arc<dyn Recipe<B>>) -> Source<B> {
+        let device = parts.iter().find_map(Value::device).unwrap_or_default();
+        let memory = self.memory_on(&device);
+        let elements = |part: &Value<B>| part.shape().num_elements();
+        let of_part = |part: &Value<B>| bytes(elements(part), part.dtype());
+        let parts_bytes = parts.iter().map(of_part).sum();
+        let cost_ns = self.cost_ns(&memory, parts.iter().map(elements).sum(), parts_bytes);
+        let (number, shape) = (self.op_context.number, Shape::new([]));
+        let meta = TensorMeta {
+            cost_ns,
+            parts_bytes,
+            step: self.step(),
+            lineage: self.lineage,
+            ..TensorMeta::new(self.op, number, shape, DType::U8, 0, device, memory)
+        };
+        let (storage, region) = (Storage::Evicted, self.op_context.region.clone());
+        let node = Node::new(meta, storage, Origin::Recorded, region, Some(recipe));
+        Source::new(Arc::new(node))
     }
 
     /// The counters for a result on this device, taken from the operands if they are known.
-    fn memory(&mut self, device: &Device<B>) -> Arc<MemoryStats> {
+    fn memory_on(&mut self, device: &Device<B>) -> Arc<MemoryStats> {
         burn_decorator::ensure_mended::<B>(device);
-        let known = self.operands.memory.take();
+        let known = self.memory.take();
         let known = known.filter(|memory| memory.device == device.id());
         known.unwrap_or_else(|| context::memory_on(device.id()))
     }
@@ -307,11 +320,10 @@ impl<B: Backend> Call<B> {
     /// Nanoseconds of the operation, whose result has so many elements and bytes; 0 without a budget.
     #[inline]
     fn cost_ns(&self, memory: &MemoryStats, elements: usize, bytes: u64) -> f32 {
+        let budget = memory.budget();
         match (
-            &self.operands.cost,
-            memory
-                .budget()
-                .and_then(|budget| budget.settings.device.as_ref()),
+            &self.cost,
+            budget.and_then(|budget| budget.settings.device.as_ref()),
         ) {
             (Some(cost), Some(device)) => cost.ns_on(device, elements as u64, bytes),
             (Some(cost), _) => cost.ns(elements as u64),
@@ -321,7 +333,7 @@ impl<B: Backend> Call<B> {
 
     /// Reports the operation's cost to the budget, and its result's size if that is used to make room.
     fn computed(&self, memory: &MemoryStats, cost_ns: f32, bytes: u64) {
-        if let (Some(budget), Some(cost)) = (memory.budget(), &self.operands.cost) {
+        if let (Some(budget), Some(cost)) = (memory.budget(), &self.cost) {
             budget.computed(cost.key(), cost_ns);
             if self.op.work != Work::View && cost.expected != Some(bytes) {
                 cost.remember(bytes);
@@ -337,11 +349,11 @@ impl<B: Backend> Call<B> {
     #[inline]
     fn meta(&mut self, value: &Value<B>, origin: Origin, has_cost: bool) -> TensorMeta<B> {
         let device = value.device().unwrap_or_default();
-        let memory = self.memory(&device);
+        let memory = self.memory_on(&device);
         let shape = value.shape();
         let dtype = value.dtype();
         let elements = shape.num_elements();
-        let (group, own) = match &self.operands.shares {
+        let (group, own) = match &self.shares {
             None | Some(Shares::Own) => (None, true),
             // A gradient's bytes are counted by its handles.
             Some(Shares::Leaf | Shares::Gradient(_)) => (None, false),
@@ -354,9 +366,9 @@ impl<B: Backend> Call<B> {
         };
         TensorMeta {
             contiguous: self.is_contiguous(),
-            row_major: self.operands.order.is_kept(self.op, elements),
+            row_major: self.order.is_kept(self.op, elements),
             is_delivered: origin == Origin::Delivered,
-            overwrites: self.operands.written > 0,
+            overwrites: self.written > 0,
             group,
             users: AtomicU32::new(1),
             call: self.op_context.call,
@@ -411,8 +423,7 @@ impl<B: Backend> Call<B> {
             let meta = self.meta(value, origin, has_cost);
             let region = self.op_context.region.clone();
             let storage = Storage::Resident(std::mem::replace(value, Value::Absent));
-            let state = State::new(storage, origin, self.op_context.number, region);
-            Node::new(meta, state, recipe)
+            Node::new(meta, storage, origin, region, recipe)
         })
     }
 
@@ -435,27 +446,26 @@ impl<B: Backend> Call<B> {
         }
         Managed::first(Source::new(node))
     }
-}
-
-/// What a result descends from. An operation that only forward or only backward passes run changes the thread's phase.
-#[inline]
-fn lineage(op_context: &mut OpContext, op: &OpInfo, operands: Lineage) -> Lineage {
-    let Some(step) = op_context.step else {
-        return Lineage::Activation;
-    };
-    if op.is_backward_only {
-        if step.phase == Phase::Forward {
-            op_context.step = context::begin(Phase::Backward);
+    /// What the result descends from. An operation that only forward or only backward passes run changes the thread's phase.
+    #[inline]
+    fn result_lineage(&mut self) -> Lineage {
+        let Some(step) = self.op_context.step else {
+            return Lineage::Activation;
+        };
+        if self.op.is_backward_only {
+            if step.phase == Phase::Forward {
+                self.op_context.step = context::begin(Phase::Backward);
+            }
+            return Lineage::Gradient;
         }
-        return Lineage::Gradient;
+        // A backward pass runs the product of a layer (linear, convolutions, attention) only on gradients; what autodiff itself computes
+        // again is cheaper.
+        let begins = self.lineage == Lineage::Gradient
+            || step.phase == Phase::Backward && self.op.work == Work::Compute;
+        if begins && self.op.is_forward_only {
+            self.op_context.step = context::begin(Phase::Forward);
+            return Lineage::Activation;
+        }
+        self.lineage
     }
-    // A backward pass runs the product of a layer (linear, convolutions, attention) only on gradients; what autodiff itself computes
-    // again is cheaper.
-    let begins = operands == Lineage::Gradient
-        || (step.phase == Phase::Backward && op.work == Work::Compute);
-    if begins && op.is_forward_only {
-        op_context.step = context::begin(Phase::Forward);
-        return Lineage::Activation;
-    }
-    operands
 }

@@ -16,10 +16,6 @@ pub(crate) enum Results<'a, B: Backend> {
 }
 
 impl<B: Backend> Results<'_, B> {
-    pub fn many(results: Vec<Option<Managed<B>>>) -> Self {
-        Self::Many(results.into_iter())
-    }
-
     /// The next result; `None` where it is absent.
     pub fn next<K: Kind<B>>(&mut self) -> Option<Handle<B, K>> {
         match self {

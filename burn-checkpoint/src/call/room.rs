@@ -12,7 +12,6 @@ use crate::op::OpInfo;
 #[derive(Default)]
 pub(crate) struct Room {
     device: Option<DeviceId>,
-    bytes: Option<u64>,
     elements: u64,
     element_bytes: u64,
 }
@@ -32,7 +31,8 @@ impl Room {
     }
 
     pub fn data(&mut self, data: &TensorData) {
-        self.bytes = Some(data.as_bytes().len() as u64);
+        self.elements = data.as_bytes().len() as u64;
+        self.element_bytes = 1;
     }
 
     pub fn range(&mut self, range: &std::ops::Range<i64>) {
@@ -45,7 +45,7 @@ impl Room {
     }
 
     pub fn bytes(&self) -> u64 {
-        self.bytes.unwrap_or(self.elements * self.element_bytes)
+        self.elements * self.element_bytes
     }
 
     /// Whether the result is one number.

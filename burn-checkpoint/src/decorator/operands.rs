@@ -1,11 +1,6 @@
 //! Operands, by kind: as the inner backend takes them, as a call sees them, and as a recipe keeps and loads them.
 
-use burn_backend::Backend;
-
-use crate::handle::Handle;
-use crate::kind::Kind;
-
-/// Calls a macro with the form of an operand, `Opt` or `List`, where its kind does not matter.
+/// Calls a macro with the form of an operand where its kind does not matter: `Opt` or `List` of tensors, or a plain type.
 macro_rules! by_form {
     ($macro:ident FloatOpt $($rest:tt)*) => { $macro!(Opt $($rest)*) };
     ($macro:ident BoolOpt $($rest:tt)*) => { $macro!(Opt $($rest)*) };
@@ -13,6 +8,11 @@ macro_rules! by_form {
     ($macro:ident Ints $($rest:tt)*) => { $macro!(List $($rest)*) };
     ($macro:ident Bools $($rest:tt)*) => { $macro!(List $($rest)*) };
     ($macro:ident Quants $($rest:tt)*) => { $macro!(List $($rest)*) };
+    ($macro:ident Fill $($rest:tt)*) => { $macro!([Scalar] $($rest)*) };
+    ($macro:ident DeviceRef $($rest:tt)*) => { $macro!([&Device] $($rest)*) };
+    ($macro:ident [FloatDType] $($rest:tt)*) => { $macro!([DType] $($rest)*) };
+    ($macro:ident [IntDType] $($rest:tt)*) => { $macro!([DType] $($rest)*) };
+    ($macro:ident [BoolDType] $($rest:tt)*) => { $macro!([DType] $($rest)*) };
     ($macro:ident $($rest:tt)*) => { $macro!($($rest)*) };
 }
 
@@ -41,9 +41,6 @@ macro_rules! inner {
             inner!(List $x.read_bools),
         )
     };
-    (Fill $x:expr) => { $x };
-    (Device $x:expr) => { $x };
-    (DeviceRef $x:expr) => { $x };
     ($handle:ident $x:expr) => { $x.into_inner() };
     ($plain:tt $x:expr) => { $x };
 }
@@ -57,19 +54,10 @@ macro_rules! save {
         $x.iter().map(Handle::save).collect::<Vec<_>>()
     };
     (Tensor $x:expr) => {
-        save_tensor::<B>(&$x)
+        each!(Tensor $x, x => x.save().value)
     };
     (QuantParams $x:expr) => {
         burn_decorator::list_qparams!($x, Handle::save)
-    };
-    (Fill $x:expr) => {
-        $x
-    };
-    (DeviceRef $x:expr) => {
-        $x.clone()
-    };
-    ([&QuantScheme] $x:expr) => {
-        *$x
     };
     ([$plain:ty] $x:expr) => {
         $x.clone()
@@ -82,81 +70,64 @@ macro_rules! save {
     };
 }
 
-/// Shows an argument to a call: a tensor, or one that a result's size depends on.
-macro_rules! show {
-    (Opt $x:expr, $see:expr) => {
-        $x.iter().for_each(|x| x.show($see))
+/// Runs `$body` with each tensor `$var` of an operand.
+macro_rules! each {
+    (Opt $x:expr, $var:ident => $body:expr) => {
+        $x.iter().for_each(|$var| $body)
     };
-    (List $x:expr, $see:expr) => {
-        $x.iter().for_each(|x| x.show($see))
+    (List $x:expr, $var:ident => $body:expr) => {
+        $x.iter().for_each(|$var| $body)
     };
-    (Tensor $x:expr, $see:expr) => {
+    (Tensor $x:expr, $var:ident => $body:expr) => {
         match &$x {
-            TensorPrimitive::Float(x) => x.show($see),
-            TensorPrimitive::QFloat(x) => x.show($see),
+            TensorPrimitive::Float($var) => $body,
+            TensorPrimitive::QFloat($var) => $body,
         }
     };
-    (QuantParams $x:expr, $see:expr) => {
-        burn_decorator::list_qparams!(&$x, |x| x)
-            .iter()
-            .for_each(|x| x.show($see))
+    (QuantParams $x:expr, $var:ident => $body:expr) => {
+        each!(List burn_decorator::list_qparams!(&$x, |x| x), $var => $body)
     };
-    (DeviceRef $x:expr, $see:expr) => {
+    ([$plain:ty] $x:expr, $var:ident => $body:expr) => {};
+    ({$element:ty} $x:expr, $var:ident => $body:expr) => {};
+    ($handle:ident $x:expr, $var:ident => $body:expr) => {{
+        let $var = &$x;
+        $body
+    }};
+}
+
+/// Shows an argument to a call: a tensor, or one that a result's size depends on.
+macro_rules! show {
+    ([&Device] $x:expr, $see:expr) => {
         ($see)(Argument::To($x))
     };
     ([usize] $x:expr, $see:expr) => {
         ($see)(Argument::Number($x))
     };
-    ([FloatDType] $x:expr, $see:expr) => {
-        ($see)(Argument::Type($x.into()))
-    };
-    ([IntDType] $x:expr, $see:expr) => {
-        ($see)(Argument::Type($x.into()))
-    };
-    ([BoolDType] $x:expr, $see:expr) => {
+    ([DType] $x:expr, $see:expr) => {
         ($see)(Argument::Type($x.into()))
     };
     // No result's size depends on a scalar, and an optimizer passes another one each step.
     ([Scalar] $x:expr, $see:expr) => {};
-    ([$plain:ty] $x:expr, $see:expr) => {
-        ($see)(Argument::Plain(&$x))
-    };
     // A slice is a view, for which no room is made, and an assignment to one has the size of its operand.
     ({Slice} $x:expr, $see:expr) => {};
-    ({$element:ty} $x:expr, $see:expr) => {
-        ($see)(Argument::Plain(&$x))
+    ($tensors:ident $x:expr, $see:expr) => {
+        each!($tensors $x, x => x.show($see))
     };
-    (Fill $x:expr, $see:expr) => {};
-    ($handle:ident $x:expr, $see:expr) => {
-        $x.show($see)
+    ($plain:tt $x:expr, $see:expr) => {
+        ($see)(Argument::Plain(&$x))
     };
 }
 
 /// Shows the nodes that a recipe kept.
 macro_rules! sources {
-    (Opt $x:expr, $visit:expr) => {
-        $x.iter().for_each(|x| x.sources($visit))
-    };
-    (List $x:expr, $visit:expr) => {
-        $x.iter().for_each(|x| x.sources($visit))
+    (Tensor $x:expr, $visit:expr) => {
+        $x.sources($visit)
     };
     (QuantParams $x:expr, $visit:expr) => {
-        $x.iter().for_each(|x| x.sources($visit))
+        each!(List $x, x => x.sources($visit))
     };
-    (DeviceRef $x:expr, $visit:expr) => {{
-        let _ = $x;
-    }};
-    ([$plain:ty] $x:expr, $visit:expr) => {{
-        let _ = $x;
-    }};
-    ({$element:ty} $x:expr, $visit:expr) => {{
-        let _ = $x;
-    }};
-    (Fill $x:expr, $visit:expr) => {{
-        let _ = $x;
-    }};
-    ($handle:ident $x:expr, $visit:expr) => {
-        $x.sources($visit)
+    ($kind:tt $x:expr, $visit:expr) => {
+        each!($kind $x, x => x.sources($visit))
     };
 }
 
@@ -177,13 +148,7 @@ macro_rules! load {
     (QuantParams $x:expr) => {
         burn_decorator::collect_qparams!($x.iter().map(Saved::load))
     };
-    (Fill $x:expr) => {
-        *$x
-    };
-    (DeviceRef $x:expr) => {
-        $x
-    };
-    ([&QuantScheme] $x:expr) => {
+    ([&$plain:ty] $x:expr) => {
         $x
     };
     ([$plain:ty] $x:expr) => {
@@ -199,7 +164,7 @@ macro_rules! load {
 
 /// Adds what an argument determines of a new tensor's size.
 macro_rules! room {
-    (DeviceRef $x:expr, $room:expr) => {
+    ([&Device] $x:expr, $room:expr) => {
         $room.on($x)
     };
     ([Shape] $x:expr, $room:expr) => {
@@ -214,13 +179,7 @@ macro_rules! room {
     ([usize] $x:expr, $room:expr) => {
         $room.step($x)
     };
-    ([FloatDType] $x:expr, $room:expr) => {
-        $room.dtype($x)
-    };
-    ([IntDType] $x:expr, $room:expr) => {
-        $room.dtype($x)
-    };
-    ([BoolDType] $x:expr, $room:expr) => {
+    ([DType] $x:expr, $room:expr) => {
         $room.dtype($x)
     };
     ($kind:tt $x:expr, $room:expr) => {};
@@ -230,66 +189,10 @@ macro_rules! room {
 macro_rules! delivered {
     ($($kind:tt $arg:expr),*) => {{
         #[allow(unused_mut, reason = "rows without tensors")]
-        let mut delivered = Delivered::default();
-        $(by_form!(see $kind $arg, delivered);)*
-        delivered.all()
+        let mut all = None;
+        $(by_form!(each $kind $arg, x => all = Some(all != Some(false) && x.is_delivered()));)*
+        all == Some(true)
     }};
 }
 
-macro_rules! see {
-    (Opt $x:expr, $delivered:ident) => {
-        $x.iter().for_each(|x| $delivered.see(x))
-    };
-    (List $x:expr, $delivered:ident) => {
-        $x.iter().for_each(|x| $delivered.see(x))
-    };
-    (Tensor $x:expr, $delivered:ident) => {
-        match &$x {
-            TensorPrimitive::Float(x) => $delivered.see(x),
-            TensorPrimitive::QFloat(_) => $delivered.see_other(),
-        }
-    };
-    (QuantParams $x:expr, $delivered:ident) => {
-        $delivered.see_other()
-    };
-    (Transaction $x:expr, $delivered:ident) => {
-        $delivered.see_other()
-    };
-    (Fill $x:expr, $delivered:ident) => {};
-    (Device $x:expr, $delivered:ident) => {};
-    (DeviceRef $x:expr, $delivered:ident) => {};
-    ([$plain:ty] $x:expr, $delivered:ident) => {};
-    ({$element:ty} $x:expr, $delivered:ident) => {};
-    ($handle:ident $x:expr, $delivered:ident) => {
-        $delivered.see(&$x)
-    };
-}
-
-/// Whether delivered and other tensors were seen among the operands.
-#[derive(Default)]
-pub(super) struct Delivered {
-    any: bool,
-    others: bool,
-}
-
-impl Delivered {
-    #[inline]
-    pub fn see<B: Backend, K: Kind<B>>(&mut self, operand: &Handle<B, K>) {
-        match operand.is_delivered() {
-            true => self.any = true,
-            false => self.others = true,
-        }
-    }
-
-    #[inline]
-    pub fn see_other(&mut self) {
-        self.others = true;
-    }
-
-    #[inline]
-    pub fn all(self) -> bool {
-        self.any && !self.others
-    }
-}
-
-pub(super) use {by_form, delivered, inner, load, room, save, see, show, sources};
+pub(super) use {by_form, delivered, each, inner, load, room, save, show, sources};

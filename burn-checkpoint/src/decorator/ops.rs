@@ -13,14 +13,14 @@ use burn_decorator::types::*;
 
 use super::backend::Remat;
 use super::bits;
-use super::operands::{Delivered, by_form, delivered, inner, load, room, save, see, show, sources};
+use super::operands::{by_form, delivered, each, inner, load, room, save, show, sources};
 use super::results::{handles, plain, value};
 use crate::again::again;
-use crate::call::{self, Argument, Call, Results};
+use crate::call::{self, Argument, Call, Promised, Results};
 use crate::handle::Handle;
-use crate::kind::Value;
+use crate::kind::{Float, Value};
 use crate::op::OpInfo;
-use crate::recipe::{OnUse, Saved, SavedValue, operation};
+use crate::recipe::{OnUse, Saved, operation};
 use crate::request::{self, Request};
 use crate::work::Work;
 use crate::{clock, context};
@@ -33,22 +33,37 @@ fn tensor<B: Backend>(results: &mut Results<'_, B>) -> TensorPrimitive<Remat<B>>
     }
 }
 
-/// As a recipe keeps an operand that is float or quantized.
-fn save_tensor<B: Backend>(tensor: &TensorPrimitive<Remat<B>>) -> SavedValue<B> {
-    match tensor {
-        TensorPrimitive::Float(x) => x.save().value,
-        TensorPrimitive::QFloat(x) => x.save().value,
-    }
+/// A view or a cast, whose shape, type and device are known before it runs: on a delivered tensor it runs when its result is used.
+#[inline(never)]
+fn on_use<B: Backend>(
+    op: &'static OpInfo,
+    x: Handle<B, Float>,
+    change: impl FnOnce(&mut Promised<B>),
+    run: impl Fn(FloatTensor<B>) -> FloatTensor<B> + Send + Sync + 'static,
+) -> Handle<B, Float> {
+    let mut promised = Promised::like(&x);
+    change(&mut promised);
+    let (input, run) = (x.save().value, Arc::new(run));
+    Handle::Managed(call::derived(
+        op,
+        promised,
+        Arc::new(OnUse { op, input, run }),
+    ))
 }
 
-/// The device is known without the storage.
-macro_rules! device {
-    ($op:ident($tensor:ident: $kind:tt) -> $ret:tt) => {
-        #[inline]
-        fn $op($tensor: kind_type!($kind)) -> kind_type!($ret) {
-            $tensor.device()
-        }
-    };
+/// As [`on_use`], a view of another shape: the tensor itself if it has that shape.
+fn in_shape<B: Backend>(
+    op: &'static OpInfo,
+    x: Handle<B, Float>,
+    shape: Shape,
+    run: fn(FloatTensor<B>, Shape) -> FloatTensor<B>,
+) -> Handle<B, Float> {
+    if x.shape() == shape {
+        return x;
+    }
+    let of_result = shape.clone();
+    let run = move |x| run(x, shape.clone());
+    on_use(op, x, |y| y.shape = of_result, run)
 }
 
 /// Keeps the recording of an operation out of its method, so that the method stays short.
@@ -57,18 +72,17 @@ fn apart<T>(recorded: impl FnOnce() -> T) -> T {
     recorded()
 }
 
-/// What a method does inside of a scope or budget.
+/// What the method of the operation `OP` does inside of a scope or budget.
 macro_rules! managed {
-    ($trait:ident pass $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {};
+    (pass $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {};
     // Its shape is known only when the future is done: not counted.
-    ($trait:ident fixed $op:ident($($arg:ident: $kind:tt),*) -> FutureInt) => {};
-    ($trait:ident fixed $op:ident($($arg:ident: $kind:tt),*) -> FutureFloat) => {};
-    ($trait:ident fixed $op:ident($($arg:ident: $kind:tt),*) -> FutureBool) => {};
-    ($trait:ident fixed $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
+    (fixed $op:ident($($arg:ident: $kind:tt),*) -> FutureInt) => {};
+    (fixed $op:ident($($arg:ident: $kind:tt),*) -> FutureFloat) => {};
+    (fixed $op:ident($($arg:ident: $kind:tt),*) -> FutureBool) => {};
+    (fixed $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         if context::records() {
-            const OP: &OpInfo = &OpInfo::new(stringify!($op), Work::Fixed, stringify!($trait));
             let mut room = call::Room::default();
-            $(room!($kind $arg, room);)*
+            $(by_form!(room $kind $arg, room);)*
             let memory = room.make(OP).filter(|memory| memory.retries());
             let mut value = match memory {
                 None => value!($ret B::$op($(by_form!(inner $kind $arg)),*)),
@@ -85,18 +99,16 @@ macro_rules! managed {
             return handles!($ret results);
         }
     };
-    ($trait:ident new $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
-        const OP: &OpInfo = &OpInfo::new(stringify!($op), Work::New, stringify!($trait));
+    (new $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         if context::records() {
             recorded!($op($($arg: $kind),*) -> $ret, call => {
                 let mut room = call::Room::default();
-                $(room!($kind $arg, room);)*
+                $(by_form!(room $kind $arg, room);)*
                 call.begin_new(room);
             });
         }
     };
-    ($trait:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
-        const OP: &OpInfo = &OpInfo::new(stringify!($op), Work::of(stringify!($work)), stringify!($trait));
+    ($work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         if context::records() || OP.work.passes_delivery() && delivered!($($kind $arg),*) {
             recorded!($op($($arg: $kind),*) -> $ret, call => call.begin(|see| {
                 $(by_form!(show $kind $arg, &mut *see);)*
@@ -130,45 +142,102 @@ macro_rules! recorded {
     };
 }
 
-/// A view or a cast, whose shape and type are known before it runs: on a delivered tensor it runs when its result is used.
-macro_rules! on_use {
-    ($trait:ident $work:ident $op:ident($x:ident: $kind:tt $(, $arg:ident: $plain:tt)*) -> $ret:tt, same if $same:expr, $promised:ident => $change:expr) => {
-        #[inline]
-        fn $op($x: kind_type!($kind) $(, $arg: kind_type!($plain))*) -> kind_type!($ret) {
-            if $x.is_delivered() {
-                if $same {
-                    return $x;
-                }
-                const OP: &OpInfo = &OpInfo::new(stringify!($op), Work::of(stringify!($work)), stringify!($trait));
-                return apart(move || {
-                    let mut $promised = call::Promised::like(&$x);
-                    $change;
-                    let (input, saved) = (save!($kind $x), ($(save!($plain $arg),)*));
-                    let recipe = OnUse::new(OP, input, move |$x| {
-                        let ($($arg,)*) = &saved;
-                        value!($ret B::$op($x $(, load!($plain $arg))*))
-                    });
-                    Handle::Managed(call::derived(OP, $promised, Arc::new(recipe)))
-                });
-            }
-            managed!($trait $work $op($x: $kind $(, $arg: $plain)*) -> $ret);
-            plain!($ret B::$op(inner!($kind $x) $(, inner!($plain $arg))*))
+/// What some methods do first, which may be all.
+macro_rules! first {
+    (float_from_data $data:ident $device:ident) => {
+        if let Some(request) = Request::take() {
+            return Handle::Managed(call::delivered(request, $device));
+        }
+        if let Some(path) = request::named() {
+            let value = Value::Float(B::float_from_data($data, $device));
+            return Handle::Managed(call::parameter(path, value));
         }
     };
-}
-
-/// An operation that returns some operands unchanged.
-macro_rules! as_it_is {
-    ($is_kept:expr => $trait:ident $work:ident $op:ident($x:ident: $kind:tt $(, $arg:ident: $plain:tt)*) -> $ret:tt) => {
-        #[inline]
-        fn $op($x: kind_type!($kind) $(, $arg: kind_type!($plain))*) -> kind_type!($ret) {
-            if $is_kept {
+    (float_random $shape:ident $distribution:ident $device:ident $dtype:ident) => {
+        if bits::is_worth(&$shape, $distribution) {
+            return bits::draw::<B>($shape, $distribution, $device, $dtype);
+        }
+    };
+    // Autodiff starts a backward pass with a tensor of one element.
+    (float_ones $shape:ident $device:ident $dtype:ident) => {
+        if $shape.num_elements() == 1 {
+            context::warn_if_left_out();
+        }
+    };
+    // The inner backend has no tape, so nothing has to run: a delivered tensor is returned unchanged.
+    (float_set_require_grad $x:ident $required:ident) => {
+        first!(float_detach $x)
+    };
+    (float_detach $x:ident) => {
+        if $x.is_delivered() {
+            return $x;
+        }
+    };
+    // Burn calls this for each parameter in `valid()`.
+    (float_is_require_grad $x:ident) => {
+        if $x.is_delivered() {
+            return false;
+        }
+    };
+    // Only the shape of the weights is read, so delivered weights are not brought back: an empty tensor of their shape replaces them.
+    (embedding_backward $weights:ident $gradient:ident $indices:ident) => {
+        let $weights = match $weights.is_delivered() {
+            true => Handle::resident(B::float_empty($weights.shape(), &$weights.device(), $weights.dtype().into())),
+            false => $weights,
+        };
+    };
+    (float_transpose $x:ident) => {
+        if $x.is_delivered() {
+            let last = $x.rank() - 1;
+            let swap = |y: &mut Promised<B>| y.permute(|dims| dims.swap(last - 1, last));
+            return on_use(OP, $x, swap, B::float_transpose);
+        }
+    };
+    (float_swap_dims $x:ident $a:ident $b:ident) => {
+        if $x.is_delivered() {
+            let swap = |y: &mut Promised<B>| y.permute(|dims| dims.swap($a, $b));
+            return on_use(OP, $x, swap, move |x| B::float_swap_dims(x, $a, $b));
+        }
+    };
+    (float_permute $x:ident $axes:ident) => {
+        if $x.is_delivered() {
+            let axes = $axes.to_vec();
+            let order = |dims: &mut Vec<usize>| *dims = $axes.iter().map(|axis| dims[*axis]).collect();
+            return on_use(OP, $x, |y| y.permute(order), move |x| B::float_permute(x, &axes));
+        }
+    };
+    (float_reshape $x:ident $shape:ident) => {
+        if $x.is_delivered() {
+            return in_shape(OP, $x, $shape, B::float_reshape);
+        }
+    };
+    (float_expand $x:ident $shape:ident) => {
+        if $x.is_delivered() {
+            return in_shape(OP, $x, $shape, B::float_expand);
+        }
+    };
+    (float_cast $x:ident $dtype:ident) => {
+        if $x.is_delivered() {
+            let dtype = $dtype.into();
+            if let Some(cast) = $x.in_type(dtype) {
+                return cast;
+            }
+            if $x.dtype() == dtype {
                 return $x;
             }
-            managed!($trait $work $op($x: $kind $(, $arg: $plain)*) -> $ret);
-            plain!($ret B::$op(inner!($kind $x) $(, inner!($plain $arg))*))
+            return on_use(OP, $x, |y| y.dtype = dtype, move |x| B::float_cast(x, $dtype));
         }
     };
+    (float_to_device $x:ident $device:ident) => {
+        if $x.is_delivered() {
+            if $x.device() == *$device {
+                return $x;
+            }
+            let device = $device.clone();
+            return on_use(OP, $x, |y| y.device = $device.clone(), move |x| B::float_to_device(x, &device));
+        }
+    };
+    ($($other:ident)*) => {};
 }
 
 /// One method.
@@ -182,21 +251,11 @@ macro_rules! method {
             $tensor.device()
         }
     };
-    ($trait:ident pass int_device($($arg:ident: $kind:tt),*) -> $ret:tt) => { device!(int_device($($arg: $kind),*) -> $ret); };
-    ($trait:ident pass bool_device($($arg:ident: $kind:tt),*) -> $ret:tt) => { device!(bool_device($($arg: $kind),*) -> $ret); };
-    ($trait:ident pass q_device($($arg:ident: $kind:tt),*) -> $ret:tt) => { device!(q_device($($arg: $kind),*) -> $ret); };
-    ($trait:ident fixed float_from_data($data:ident: $a:tt, $device:ident: $b:tt) -> $ret:tt) => {
+    // The device is known without the storage.
+    ($trait:ident pass $op:ident($tensor:ident: $kind:tt) -> Device) => {
         #[inline]
-        fn float_from_data($data: kind_type!($a), $device: kind_type!($b)) -> kind_type!($ret) {
-            if let Some(request) = Request::take() {
-                return Handle::Managed(call::delivered(request, $device));
-            }
-            if let Some(path) = request::named() {
-                let value = Value::Float(B::float_from_data($data, $device));
-                return Handle::Managed(call::parameter(path, value));
-            }
-            managed!($trait fixed float_from_data($data: $a, $device: $b) -> $ret);
-            plain!($ret B::float_from_data($data, $device))
+        fn $op($tensor: kind_type!($kind)) -> kind_type!(Device) {
+            $tensor.device()
         }
     };
     ($trait:ident pass float_into_data($tensor:ident: $kind:tt) -> $ret:tt) => {
@@ -213,92 +272,13 @@ macro_rules! method {
             }
         }
     };
-    // The inner backend has no tape, so nothing has to run: a delivered tensor is returned unchanged.
-    ($trait:ident view float_set_require_grad($x:ident: $a:tt, $arg:ident: $b:tt) -> $ret:tt) => {
-        as_it_is! { $x.is_delivered() => $trait view float_set_require_grad($x: $a, $arg: $b) -> $ret }
-    };
-    // Burn calls this for each parameter in `valid()`.
-    ($trait:ident $work:ident float_is_require_grad($x:ident: $a:tt) -> $ret:tt) => {
-        #[inline]
-        fn float_is_require_grad($x: kind_type!($a)) -> kind_type!($ret) {
-            if $x.is_delivered() {
-                return false;
-            }
-            managed!($trait $work float_is_require_grad($x: $a) -> $ret);
-            plain!($ret B::float_is_require_grad(inner!($a $x)))
-        }
-    };
-    ($trait:ident view float_detach($x:ident: $a:tt) -> $ret:tt) => {
-        as_it_is! { $x.is_delivered() => $trait view float_detach($x: $a) -> $ret }
-    };
-    ($trait:ident view float_transpose($x:ident: $a:tt) -> $ret:tt) => {
-        on_use! { $trait view float_transpose($x: $a) -> $ret, same if false, promised => {
-            let last = promised.shape.num_dims() - 1;
-            promised.permute(|dims| dims.swap(last - 1, last))
-        } }
-    };
-    ($trait:ident view float_swap_dims($x:ident: $a:tt, $first:ident: $b:tt, $second:ident: $c:tt) -> $ret:tt) => {
-        on_use! { $trait view float_swap_dims($x: $a, $first: $b, $second: $c) -> $ret, same if false, promised => {
-            promised.permute(|dims| dims.swap($first, $second))
-        } }
-    };
-    ($trait:ident view float_permute($x:ident: $a:tt, $axes:ident: $b:tt) -> $ret:tt) => {
-        on_use! { $trait view float_permute($x: $a, $axes: $b) -> $ret, same if false, promised => {
-            promised.permute(|dims| *dims = $axes.iter().map(|axis| dims[*axis]).collect())
-        } }
-    };
-    ($trait:ident view float_reshape($x:ident: $a:tt, $shape:ident: $b:tt) -> $ret:tt) => {
-        on_use! { $trait view float_reshape($x: $a, $shape: $b) -> $ret, same if $x.shape() == $shape, promised => promised.shape = $shape.clone() }
-    };
-    ($trait:ident view float_expand($x:ident: $a:tt, $shape:ident: $b:tt) -> $ret:tt) => {
-        on_use! { $trait view float_expand($x: $a, $shape: $b) -> $ret, same if $x.shape() == $shape, promised => promised.shape = $shape.clone() }
-    };
-    ($trait:ident cheap float_cast($x:ident: $a:tt, $dtype:ident: $b:tt) -> $ret:tt) => {
-        on_use! { $trait cheap float_cast($x: $a, $dtype: $b) -> $ret, same if {
-            if let Some(cast) = $x.in_type($dtype.into()) {
-                return cast;
-            }
-            $x.dtype() == $dtype.into()
-        }, promised => promised.dtype = $dtype.into() }
-    };
-    ($trait:ident cheap float_to_device($x:ident: $a:tt, $device:ident: $b:tt) -> $ret:tt) => {
-        on_use! { $trait cheap float_to_device($x: $a, $device: $b) -> $ret, same if $x.device() == *$device, promised => promised.device = $device.clone() }
-    };
-    // Only the shape of the weights is read, so delivered weights are not brought back: an empty tensor of their shape replaces them.
-    ($trait:ident $work:ident embedding_backward($weights:ident: $a:tt, $grad:ident: $b:tt, $indices:ident: $c:tt) -> $ret:tt) => {
-        #[inline]
-        fn embedding_backward($weights: kind_type!($a), $grad: kind_type!($b), $indices: kind_type!($c)) -> kind_type!($ret) {
-            let $weights = match $weights.is_delivered() {
-                true => Handle::resident(B::float_empty($weights.shape(), &$weights.device(), $weights.dtype().into())),
-                false => $weights,
-            };
-            managed!($trait $work embedding_backward($weights: $a, $grad: $b, $indices: $c) -> $ret);
-            plain!($ret B::embedding_backward(inner!($a $weights), inner!($b $grad), inner!($c $indices)))
-        }
-    };
-    ($trait:ident new float_ones($shape:ident: $a:tt, $device:ident: $b:tt, $dtype:ident: $c:tt) -> $ret:tt) => {
-        fn float_ones($shape: kind_type!($a), $device: kind_type!($b), $dtype: kind_type!($c)) -> kind_type!($ret) {
-            // Autodiff starts a backward pass with such a tensor.
-            if $shape.num_elements() == 1 {
-                context::warn_if_left_out();
-            }
-            managed!($trait new float_ones($shape: $a, $device: $b, $dtype: $c) -> $ret);
-            plain!($ret B::float_ones($shape, $device, $dtype))
-        }
-    };
-    ($trait:ident fixed float_random($shape:ident: $a:tt, $distribution:ident: $b:tt, $device:ident: $c:tt, $dtype:ident: $d:tt) -> $ret:tt) => {
-        fn float_random($shape: kind_type!($a), $distribution: kind_type!($b), $device: kind_type!($c), $dtype: kind_type!($d)) -> kind_type!($ret) {
-            if bits::is_worth(&$shape, $distribution) {
-                return bits::draw::<B>($shape, $distribution, $device, $dtype);
-            }
-            managed!($trait fixed float_random($shape: $a, $distribution: $b, $device: $c, $dtype: $d) -> $ret);
-            plain!($ret B::float_random($shape, $distribution, $device, $dtype))
-        }
-    };
     ($trait:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         #[inline]
         fn $op($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
-            managed!($trait $work $op($($arg: $kind),*) -> $ret);
+            #[allow(dead_code, reason = "rows that are passed on")]
+            const OP: &OpInfo = &OpInfo::new(stringify!($op), Work::of(stringify!($work)), stringify!($trait));
+            first!($op $($arg)*);
+            managed!($work $op($($arg: $kind),*) -> $ret);
             plain!($ret B::$op($(by_form!(inner $kind $arg)),*))
         }
     };
