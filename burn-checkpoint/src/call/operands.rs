@@ -55,8 +55,8 @@ impl<B: Backend> Call<B> {
     }
 
     pub(super) fn see(&mut self, argument: Argument<'_, B>) {
-        let source = match argument {
-            Argument::Node(source) => source,
+        match argument {
+            Argument::Node(source) => self.see_node(source),
             Argument::Leaf(leaf, gradient) => {
                 self.has_others = true;
                 if let Some(gradient) = gradient {
@@ -75,26 +75,22 @@ impl<B: Backend> Call<B> {
                     cost.operand(&shape, dtype);
                     self.device.get_or_insert_with(|| device.id());
                 }
-                return;
             }
             Argument::To(device) => {
                 if self.cost.is_some() {
                     self.device = Some(device.id());
                 }
-                return;
             }
             Argument::Number(number) => {
                 self.order.number.get_or_insert(number);
                 if let Some(cost) = &mut self.cost {
                     cost.hash(number);
                 }
-                return;
             }
             Argument::Type(dtype) => {
                 if let Some(cost) = &mut self.cost {
                     cost.hash(dtype);
                 }
-                return;
             }
             Argument::Plain(argument) => {
                 // The sizes of views are not remembered.
@@ -103,9 +99,11 @@ impl<B: Backend> Call<B> {
                 {
                     cost.argument(argument);
                 }
-                return;
             }
-        };
+        }
+    }
+
+    fn see_node(&mut self, source: &Source<B>) {
         let node = source.node();
         let meta = &node.meta;
         if trace::is_on() && meta.op.group == PARAMETER {
@@ -161,11 +159,8 @@ impl<B: Backend> Call<B> {
     }
 
     fn see_gradient(&mut self, gradient: &Gradient) {
-        if self
-            .op_context
-            .step
-            .is_some_and(|step| gradient.is_of(step))
-        {
+        let step = self.op_context.step;
+        if step.is_some_and(|step| gradient.is_of(step)) {
             self.lineage = Lineage::Gradient;
         }
         if self.is_first_of_view() {

@@ -203,7 +203,7 @@ impl<B: Backend> Call<B> {
         if let Some(gradient) = self.gradient(value) {
             return Results::Gradient(value, Some(gradient));
         }
-        let node = self.node(value, recipe, true);
+        let node = self.node(value, recipe);
         let meta = &node.meta;
         if let Some(viewed) = self.viewed.take()
             && node.state().origin == Origin::Recorded
@@ -255,19 +255,22 @@ impl<B: Backend> Call<B> {
             index: 0,
             siblings: Arc::default(),
         });
-        let results = parts.into_iter().enumerate().map(|(index, part)| {
+        // The cost of a part is 0: the operation's node has the cost of all.
+        let cost = self.cost.take();
+        let results = parts.into_iter().enumerate().map(|(index, mut part)| {
             if matches!(part, Value::Absent) {
                 return None;
             }
-            let part_of = |first: &Part<B>| {
-                Arc::new(Part {
-                    index,
-                    ..first.clone()
-                }) as _
-            };
-            Some(self.enter_part(part, first.as_ref().map(part_of)))
+            let recipe = first
+                .clone()
+                .map(|first| Arc::new(Part { index, ..first }) as _);
+            // By its number traces tell it from the others.
+            self.op_context.number = clock::tick();
+            let node = self.node(&mut part, recipe);
+            Some(self.enter(node))
         });
         let results: Vec<_> = results.collect();
+        self.cost = cost;
         if let Some(first) = first {
             let nodes = || results.iter().flatten().map(Managed::node);
             first
@@ -278,14 +281,6 @@ impl<B: Backend> Call<B> {
             self.computed(&meta.memory, meta.cost_ns, bytes);
         }
         Results::Many(results.into_iter())
-    }
-
-    /// One of several results, with a number of its own, by which traces tell it from the others. Its cost is 0: the operation's node has the
-    /// cost of all.
-    fn enter_part(&mut self, mut part: Value<B>, recipe: Option<Arc<dyn Recipe<B>>>) -> Managed<B> {
-        self.op_context.number = clock::tick();
-        let node = self.node(&mut part, recipe, false);
-        self.enter(node)
     }
 
     /// The node of an operation with several results, which holds them only while a replay hands them out.
@@ -347,7 +342,7 @@ impl<B: Backend> Call<B> {
 
     /// The record of a result. It has one user: the handle that `enter` makes.
     #[inline]
-    fn meta(&mut self, value: &Value<B>, origin: Origin, has_cost: bool) -> TensorMeta<B> {
+    fn meta(&mut self, value: &Value<B>, origin: Origin) -> TensorMeta<B> {
         let device = value.device().unwrap_or_default();
         let memory = self.memory_on(&device);
         let shape = value.shape();
@@ -360,10 +355,7 @@ impl<B: Backend> Call<B> {
             Some(Shares::With(source)) => (Some(source.clone()), true),
         };
         let bytes = bytes(elements, dtype);
-        let cost_ns = match has_cost {
-            true => self.cost_ns(&memory, elements, bytes),
-            false => 0.0,
-        };
+        let cost_ns = self.cost_ns(&memory, elements, bytes);
         TensorMeta {
             contiguous: self.is_contiguous(),
             row_major: self.order.is_kept(self.op, elements),
@@ -404,13 +396,11 @@ impl<B: Backend> Call<B> {
         })
     }
 
-    /// The node of a result. It has the operation's cost, or none if it is one of several results. Built inside its allocation: `Arc::new` would
-    /// build it on the stack and copy it.
+    /// The node of a result. Built inside its allocation: `Arc::new` would build it on the stack and copy it.
     fn node(
         &mut self,
         value: &mut Value<B>,
         mut recipe: Option<Arc<dyn Recipe<B>>>,
-        has_cost: bool,
     ) -> Arc<Node<B>> {
         if recipe.is_some() && self.is_kept(value) {
             recipe = None;
@@ -420,7 +410,7 @@ impl<B: Backend> Call<B> {
             None => Origin::Fixed,
         };
         Arc::new_cyclic(|_| {
-            let meta = self.meta(value, origin, has_cost);
+            let meta = self.meta(value, origin);
             let region = self.op_context.region.clone();
             let storage = Storage::Resident(std::mem::replace(value, Value::Absent));
             Node::new(meta, storage, origin, region, recipe)
