@@ -33,7 +33,7 @@ pub(crate) struct OpCost {
     /// Whether an operand is of a type of two bytes.
     is_half: bool,
     /// The first three operands of a product.
-    operands: [Operand; 3],
+    operands: Option<[Operand; 3]>,
     seen: usize,
     /// Whether a view has to copy: its result lies in another order than its operand.
     pub copies: bool,
@@ -81,7 +81,7 @@ impl OpCost {
             largest_bytes: 0,
             bytes: 0,
             is_half: false,
-            operands: Default::default(),
+            operands: (op.work == Work::Compute).then(Default::default),
             seen: 0,
             copies: false,
             hasher,
@@ -91,15 +91,22 @@ impl OpCost {
 
     /// Adds an operand.
     pub fn operand(&mut self, shape: &Shape, dtype: DType) {
-        self.hash((shape.as_slice(), dtype));
-        let elements = shape.num_elements() as u64;
+        let dims = shape.as_slice();
+        let mut elements = 1;
+        self.hasher.write_usize(dims.len());
+        // In one pass: every operand of every operation is read here.
+        for dim in dims {
+            self.hasher.write_usize(*dim);
+            elements *= *dim as u64;
+        }
+        dtype.hash(&mut self.hasher);
         let bytes = elements * dtype.size() as u64;
         self.largest = self.largest.max(elements);
         self.largest_bytes = self.largest_bytes.max(bytes);
         self.bytes += bytes;
         self.is_half |= matches!(dtype, DType::F16 | DType::BF16);
-        if self.op.work == Work::Compute
-            && let Some(operand) = self.operands.get_mut(self.seen)
+        if let Some(operands) = &mut self.operands
+            && let Some(operand) = operands.get_mut(self.seen)
         {
             *operand = Operand::new(shape);
         }
@@ -153,7 +160,8 @@ impl OpCost {
     }
 
     fn multiplications(&self, elements: u64) -> f64 {
-        multiplications(self.op.name, &self.operands, elements as f64)
+        let of = |operands| multiplications(self.op.name, operands, elements as f64);
+        self.operands.as_ref().map_or(0.0, of)
     }
 
     /// The key of this operation on operands of these shapes and types with these arguments.

@@ -448,6 +448,11 @@ impl<B: Backend> State<B> {
             Storage::Host(copy) => copy.ahead.is_some(),
         }
     }
+
+    /// What the storage becomes when it is dropped or taken: its host copy, if there is one.
+    fn gone(&mut self) -> Storage<B> {
+        self.copy.take().map_or(Storage::Evicted, Storage::Host)
+    }
 }
 
 /// Takes the storage out of a node, if it can come back, and returns it with the bytes that this frees. The caller drops the storage after
@@ -460,7 +465,9 @@ pub(crate) fn vacate<B: Backend>(
     if state.origin == Origin::Fixed || state.locks > 0 || !state.is_resident() {
         return None;
     }
-    Some(take_storage(meta, state))
+    let bytes = about_to_go(meta, state);
+    let gone = state.gone();
+    Some((std::mem::replace(&mut state.storage, gone), bytes))
 }
 
 /// Takes the storage out of a node for the caller to use.
@@ -472,18 +479,18 @@ pub(crate) fn take_value<B: Backend>(
     if !state.is_resident() {
         return None;
     }
-    let (storage, bytes) = take_storage(meta, state);
+    let bytes = about_to_go(meta, state);
     meta.freed(bytes);
-    match storage {
+    let gone = state.gone();
+    match std::mem::replace(&mut state.storage, gone) {
         Storage::Resident(value) => Some(value),
         Storage::Evicted | Storage::Host(_) => None,
     }
 }
 
-/// Takes the storage out of a node, which has the host copy after it if there is one, and updates counters and checksum. Returns the bytes
-/// that this frees too.
+/// Updates counters and checksum for a storage that is about to be taken. Returns the bytes that this frees.
 #[inline]
-fn take_storage<B: Backend>(meta: &TensorMeta<B>, state: &mut State<B>) -> (Storage<B>, u64) {
+fn about_to_go<B: Backend>(meta: &TensorMeta<B>, state: &mut State<B>) -> u64 {
     if let Storage::Resident(value) = &state.storage {
         state.checksum = match state.origin {
             Origin::Recorded => verify::checksum(value),
@@ -492,7 +499,5 @@ fn take_storage<B: Backend>(meta: &TensorMeta<B>, state: &mut State<B>) -> (Stor
     }
     state.hand_over = false;
     state.viewed = None;
-    let gone = state.copy.take().map_or(Storage::Evicted, Storage::Host);
-    let taken = std::mem::replace(&mut state.storage, gone);
-    (taken, meta.storage_removed())
+    meta.storage_removed()
 }
