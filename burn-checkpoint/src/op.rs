@@ -4,8 +4,10 @@ use std::fmt;
 
 use parking_lot::Mutex;
 
-use crate::request::PARAMETER;
 use crate::work::{Rate, Work, ends_with};
+
+/// The group of an [`OpInfo`] that is not an operation but a parameter, whose path is the name.
+pub(crate) const PARAMETER: &str = "parameter";
 
 /// An operation of Burn's backend.
 #[derive(Clone, Copy)]

@@ -63,9 +63,6 @@ impl Request {
     }
 }
 
-/// The group of an [`OpInfo`] that is not an operation but a parameter, whose path is the name.
-pub(crate) const PARAMETER: &str = "parameter";
-
 /// Runs `upload`, whose data is the parameter of this path.
 pub(crate) fn naming<R>(path: &'static OpInfo, upload: impl FnOnce() -> R) -> R {
     let _named = Scope::enter(&NAMED, Some(path));

@@ -6,15 +6,11 @@ use burn::tensor::{Device, Tensor, backend::Backend};
 use burn_decorator::cell::Scope;
 
 use super::deferred::{Factor, inverse};
-use super::{overflow::LossProbe, registry};
-use crate::FirstNonFinite;
+use super::{overflow::LossProbe, registry, state::LastStep};
 
 thread_local! {
     static REPEATED: Cell<Option<f32>> = const { Cell::new(None) };
 }
-
-/// A step that can be run once more.
-pub(crate) type LastStep = Box<dyn FnOnce() -> Option<FirstNonFinite> + Send>;
 
 /// Whether this thread's scaler wants the step that begins to be [kept](keep_step), because no overflow has been explained yet. Waits for
 /// the outcome of the step before, and runs that once more, at its scale and out of the scaler's sight, if it overflowed.

@@ -12,13 +12,15 @@ use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    active::LastStep,
     config::{Detection, GradScalerConfig},
     deferred::{Pending, Possible},
     overflow::{LossProbe, Overflow, OverflowCause},
     shared_scale::{SharedScale, Step},
 };
 use crate::{AmpError, FirstNonFinite, LossScale, LossScaleState, ScaleUpdate};
+
+/// A step that can be run once more.
+pub(crate) type LastStep = Box<dyn FnOnce() -> Option<FirstNonFinite> + Send>;
 
 /// What all handles of one scaler share.
 pub(super) struct Shared(Mutex<State>);

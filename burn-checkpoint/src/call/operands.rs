@@ -1,52 +1,20 @@
 //! The operands of an operation, and what the result takes from them.
 
-use std::fmt::Debug;
 use std::sync::Arc;
 
-use burn_backend::tensor::Device;
-use burn_backend::{Backend, DType, DeviceOps, Shape};
+use burn_backend::{Backend, DeviceOps};
 
+use super::argument::{Argument, Shares};
 use super::recorded::Call;
 use crate::clock::{Lineage, Phase};
 use crate::context;
 use crate::entry::{AnyEntry, Origin};
 use crate::gradient::Gradient;
 use crate::node::{Source, State, Storage, TensorMeta, Viewed};
+use crate::op::PARAMETER;
 use crate::replay;
-use crate::request::PARAMETER;
 use crate::trace::{self, EventKind};
 use crate::work::Work;
-
-/// An argument of an operation.
-pub(crate) enum Argument<'a, B: Backend> {
-    /// A managed tensor.
-    Node(&'a Source<B>),
-    /// Another tensor: its shape and type, where it is, and its mark if it is a gradient.
-    Leaf(
-        &'a dyn Fn() -> (Shape, DType, Device<B>),
-        Option<&'a Gradient>,
-    ),
-    /// The device that the result is to be on, where it need not be that of the operands.
-    To(&'a Device<B>),
-    /// A plain number, such as a dimension.
-    Number(usize),
-    /// The type of the result.
-    Type(DType),
-    /// Any other plain argument, such as the options of a convolution.
-    Plain(&'a dyn Debug),
-}
-
-/// Whose storage the result of a view operation has.
-pub(super) enum Shares<B: Backend> {
-    /// Its own: a reshape of an operand that is not contiguous copies.
-    Own,
-    /// An unmanaged tensor's.
-    Leaf,
-    /// That of a gradient.
-    Gradient(Gradient),
-    /// That of a managed tensor.
-    With(Source<B>),
-}
 
 impl<B: Backend> Call<B> {
     /// Whether the result is a delivered tensor, because all of its operands are.

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU32;
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, DeviceId, DeviceOps, Shape};
 
-use super::operands::{Argument, Shares};
+use super::argument::{Argument, Shares};
 use super::order::Order;
 use super::results::Results;
 use super::room::Room;

@@ -20,11 +20,13 @@
 mod chunk;
 mod config;
 mod items;
+mod module;
 mod sum;
 mod tracking;
 
-pub use config::{Chunk, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, OutOfRange};
+pub use config::{Chunk, LinearCrossEntropyLossConfig, OutOfRange};
 pub use items::{TargetOutOfRange, Targets};
+pub use module::LinearCrossEntropyLoss;
 
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor};
