@@ -66,8 +66,8 @@ pub(crate) struct NodeInfo {
     pub retired: bool,
     pub op: &'static OpInfo,
     pub lineage: Lineage,
-    /// Its number on the thread that made it.
-    pub id: u64,
+    /// Its place among the results of its budget.
+    pub place: u64,
 }
 
 /// Evicts a node, after a comparison in verify mode.

@@ -205,6 +205,8 @@ pub(crate) struct TensorMeta<B: Backend> {
     pub search: AtomicU64,
     /// Whether its bytes are no longer counted.
     pub retired: AtomicBool,
+    /// Its place among the results of its budget, from 1; 0 if it has none.
+    pub place: u64,
     /// How many handles there are; recipes are not counted.
     pub users: AtomicU32,
     pub memory: Arc<MemoryStats>,
@@ -251,6 +253,7 @@ impl<B: Backend> TensorMeta<B> {
             listed: AtomicBool::new(false),
             search: AtomicU64::new(0),
             retired: AtomicBool::new(false),
+            place: 0,
             users: AtomicU32::new(0),
             memory,
             cost_ns: 0.0,

@@ -26,7 +26,7 @@ impl<B: Backend> Drop for Node<B> {
             self.meta.memory.prefetch.forget(self.meta.id);
         }
         if let Some(budget) = self.meta.memory.budget() {
-            budget.forget(self.meta.id);
+            budget.forget(self.meta.place);
         }
     }
 }
@@ -59,7 +59,7 @@ impl<B: Backend> AnyEntry for Node<B> {
             retired: owner.retired.load(Ordering::Acquire),
             op: self.meta.op,
             lineage: self.meta.lineage,
-            id: self.meta.id,
+            place: self.meta.place,
         }
     }
 

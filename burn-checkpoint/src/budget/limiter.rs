@@ -39,6 +39,8 @@ pub(crate) struct Budget {
     /// Bytes that were live when nothing more could be evicted.
     stuck: AtomicU64,
     nodes: Mutex<Nodes>,
+    /// The last place that was given.
+    places: AtomicU64,
     /// A hash of the operations of this step.
     program: AtomicU64,
     thrashing: Thrashing,
@@ -48,9 +50,9 @@ pub(crate) struct Budget {
 /// The nodes that a budget knows.
 #[derive(Default)]
 struct Nodes {
-    /// In ascending order of their numbers: those of one thread, whose budget it is.
+    /// In ascending order of their places.
     all: Vec<Known>,
-    /// The last number among the candidates; later nodes are new.
+    /// The last place among the candidates; nodes at later places are new.
     sorted: u64,
     candidates: Candidates,
     memo: Memo,
@@ -58,9 +60,9 @@ struct Nodes {
     tidy_at: usize,
 }
 
-/// A node that a budget knows.
+/// A node at its place.
 struct Known {
-    id: u64,
+    place: u64,
     /// `None` once it is dropped.
     node: Option<Weak<dyn AnyEntry>>,
     /// Whether it is a single number.
@@ -76,36 +78,36 @@ impl Known {
 impl Nodes {
     /// Starts again without what the optimizer's operations left behind: on ranks that sharded it these have other sizes, and what is evicted in
     /// forward and backward must be the same on all of them.
-    fn begin_step(&mut self) {
+    fn begin_step(&mut self, last_place: u64) {
         self.all.retain(|known| {
             let node = known.node().filter(|node| !node.info().retired);
             node.inspect(|node| node.unlist()).is_some()
         });
         self.sorted = 0;
         self.candidates = Candidates::default();
-        self.memo.begin_step(clock::now());
+        self.memo.begin_step(last_place);
     }
 
     /// What the step before has evicted in a search with this key, and whether that made the room.
     fn repeat(&mut self, key: u64) -> Option<(Vec<Arc<dyn AnyEntry>>, bool)> {
-        let (ids, made_room) = self.memo.repeat(key)?;
-        let node = |id| {
-            let at = self.all.binary_search_by_key(&id, |known| known.id);
+        let (places, made_room) = self.memo.repeat(key)?;
+        let node = |place| {
+            let at = self.all.binary_search_by_key(&place, |known| known.place);
             self.all[at.ok()?].node()
         };
-        Some((ids.filter_map(node).collect(), made_room))
+        Some((places.filter_map(node).collect(), made_room))
     }
 
     /// Adds the new nodes to the candidates.
     fn sort_in(&mut self) {
-        let sorted = |known: &Known| known.id <= self.sorted;
+        let sorted = |known: &Known| known.place <= self.sorted;
         let new = self.all.partition_point(sorted);
         for known in &self.all[new..] {
             if let Some(owner) = known.node().and_then(AnyEntry::list) {
                 self.candidates.add(owner);
             }
         }
-        self.sorted = self.all.last().map_or(self.sorted, |known| known.id);
+        self.sorted = self.all.last().map_or(self.sorted, |known| known.place);
     }
 }
 
@@ -120,6 +122,7 @@ impl Budget {
             gradients: Mutex::default(),
             stuck: AtomicU64::new(u64::MAX),
             nodes: Mutex::default(),
+            places: AtomicU64::new(0),
             program: AtomicU64::new(0),
             thrashing: Thrashing::default(),
             needs: Needs::default(),
@@ -197,7 +200,8 @@ impl Budget {
         }
         self.stuck.store(u64::MAX, Ordering::Relaxed);
         self.program.store(0, Ordering::Relaxed);
-        self.nodes.lock().begin_step();
+        let last_place = self.places.load(Ordering::Relaxed);
+        self.nodes.lock().begin_step(last_place);
     }
 
     /// A step ends: every live tensor is state. It loses its recipe and is no longer counted.
@@ -297,7 +301,7 @@ impl Budget {
             nodes = self.nodes.lock();
             for member in group.members {
                 let info = member.info();
-                nodes.memo.evicts(info.id);
+                nodes.memo.evicts(info.place);
                 // One that another thread began to use meanwhile stays a candidate.
                 if info.resident
                     && let Some(owner) = member.list()
@@ -380,12 +384,19 @@ impl Budget {
         self.thrashing.computed(cost_ns);
     }
 
-    /// Adds a new node of so many bytes.
-    pub fn register(&self, id: u64, node: Weak<dyn AnyEntry>, bytes: u64) {
+    /// A new place. Only the thread whose budget it is takes them.
+    pub fn next_place(&self) -> u64 {
+        let place = self.places.load(Ordering::Relaxed) + 1;
+        self.places.store(place, Ordering::Relaxed);
+        place
+    }
+
+    /// Adds the new node at this place, of so many bytes.
+    pub fn register(&self, place: u64, node: Weak<dyn AnyEntry>, bytes: u64) {
         let mut nodes = self.nodes.lock();
-        debug_assert!(nodes.all.last().is_none_or(|last| last.id < id));
+        debug_assert!(nodes.all.last().is_none_or(|last| last.place < place));
         nodes.all.push(Known {
-            id,
+            place,
             node: Some(node),
             is_single: bytes <= LARGEST_ELEMENT_BYTES,
         });
@@ -398,7 +409,7 @@ impl Budget {
     }
 
     /// Removes a node that is being dropped: what refers to it would keep its allocation.
-    pub fn forget(&self, id: u64) {
+    pub fn forget(&self, place: u64) {
         // A search may be what drops the node.
         let Some(mut nodes) = self.nodes.try_lock() else {
             return;
@@ -407,13 +418,13 @@ impl Budget {
         let Some(last) = all.last() else {
             return;
         };
-        // The index is this one if no number after it is missing, and larger if some are.
-        let after = last.id.saturating_sub(id) as usize;
+        // The index is this one if no place after it is missing, and larger if some are.
+        let after = last.place.saturating_sub(place) as usize;
         let least = (all.len() - 1).saturating_sub(after);
         let rest = &mut all[least..];
-        if rest[0].id == id {
+        if rest[0].place == place {
             rest[0].node = None;
-        } else if let Ok(at) = rest.binary_search_by_key(&id, |known| known.id) {
+        } else if let Ok(at) = rest.binary_search_by_key(&place, |known| known.place) {
             rest[at].node = None;
         }
         while all.pop_if(|known| known.node.is_none()).is_some() {}

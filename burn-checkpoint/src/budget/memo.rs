@@ -12,7 +12,7 @@ pub(super) struct Memo {
     searches: Vec<Search>,
     /// The evicted nodes, search after search.
     evicted: Vec<Place>,
-    /// The last operation before this step, or its first one, at which its begin was noticed; and that of the previous step.
+    /// The last place before this step, and the last one before the previous step.
     before: u64,
     earlier: u64,
     /// How many of the searches this step has repeated.
@@ -21,13 +21,13 @@ pub(super) struct Memo {
     pub repeats: bool,
 }
 
-/// How a later step finds a node.
+/// A node's place among the results of its budget.
 #[derive(Clone, Copy)]
 enum Place {
-    /// A node that each step makes, by its operation counted from the step's begin. The difference wraps around, because a step may make nodes
-    /// before its begin is noticed.
+    /// Of a node that each step makes, counted from the step's begin. The difference wraps around, because a step may make nodes before its
+    /// begin is noticed.
     Relative(u64),
-    /// A node older than the previous step, by its number.
+    /// Of a node older than the previous step, whose place is the same in all steps.
     Absolute(u64),
 }
 
@@ -42,7 +42,7 @@ struct Search {
 }
 
 impl Memo {
-    /// A step begins at or after the operation of this number.
+    /// A step begins after the node at this place.
     pub fn begin_step(&mut self, before: u64) {
         // It may have made fewer searches than the step before, or the last one more evictions than are remembered.
         self.differs(false);
@@ -52,7 +52,7 @@ impl Memo {
         self.repeats = !self.searches.is_empty();
     }
 
-    /// If the step before has made a search with this key at this point: the numbers of what is to be evicted, and whether that made the room.
+    /// If the step before has made a search with this key at this point: the places of what it has evicted, and whether that made the room.
     pub fn repeat(&mut self, key: u64) -> Option<(impl Iterator<Item = u64>, bool)> {
         let search = self.searches.get(self.repeated).filter(|_| self.repeats)?;
         if search.key != key {
@@ -62,11 +62,11 @@ impl Memo {
         self.repeated += 1;
         let places = self.evicted[begin..search.end].iter();
         let before = self.before;
-        let ids = places.map(move |place| match place {
-            Place::Relative(after) => before.wrapping_add(*after),
-            Place::Absolute(id) => *id,
+        let places = places.map(move |place| match place {
+            Place::Relative(place) => before.wrapping_add(*place),
+            Place::Absolute(place) => *place,
         });
-        Some((ids, search.made_room))
+        Some((places, search.made_room))
     }
 
     /// The end of the evictions of so many searches.
@@ -84,12 +84,12 @@ impl Memo {
         }
     }
 
-    /// Remembers that a search under way has evicted the node of this number.
-    pub fn evicts(&mut self, id: u64) {
+    /// Remembers that a search under way has evicted the node at this place.
+    pub fn evicts(&mut self, place: u64) {
         if self.evicted.len() < MOST {
-            self.evicted.push(match id >= self.earlier {
-                true => Place::Relative(id.wrapping_sub(self.before)),
-                false => Place::Absolute(id),
+            self.evicted.push(match place > self.earlier {
+                true => Place::Relative(place.wrapping_sub(self.before)),
+                false => Place::Absolute(place),
             });
         }
     }
@@ -118,8 +118,8 @@ mod tests {
         memo.ends(7, true);
 
         memo.begin_step(20);
-        let (ids, made_room) = memo.repeat(7).expect("the same search");
-        assert_eq!((ids.collect::<Vec<_>>(), made_room), (vec![22], true));
+        let (places, made_room) = memo.repeat(7).expect("the same search");
+        assert_eq!((places.collect::<Vec<_>>(), made_room), (vec![22], true));
         // It did not make the room: the search goes on, and evicts an old node.
         memo.differs(true);
         assert!(memo.repeat(7).is_none());
@@ -127,8 +127,8 @@ mod tests {
         memo.ends(7, true);
 
         memo.begin_step(30);
-        let (ids, _) = memo.repeat(7).expect("the same search");
-        assert_eq!(ids.collect::<Vec<_>>(), [32, 5]);
+        let (places, _) = memo.repeat(7).expect("the same search");
+        assert_eq!(places.collect::<Vec<_>>(), [32, 5]);
         assert!(memo.repeats);
     }
 }

@@ -229,6 +229,8 @@ impl<B: Backend> Call<B> {
             return None;
         }
         let memory = self.memory_on(&value.device().unwrap_or_default());
+        // It takes a place whether it is a node or not: otherwise a rank that records a trace would repeat other evictions.
+        memory.budget()?.next_place();
         let elements = value.shape().num_elements();
         let bytes = bytes(elements, value.dtype());
         self.computed(&memory, self.cost_ns(&memory, elements, bytes), bytes);
@@ -356,7 +358,9 @@ impl<B: Backend> Call<B> {
         };
         let bytes = bytes(elements, dtype);
         let cost_ns = self.cost_ns(&memory, elements, bytes);
+        let budget = memory.budget().filter(|_| origin != Origin::Delivered);
         TensorMeta {
+            place: budget.map_or(0, |budget| budget.next_place()),
             contiguous: self.is_contiguous(),
             row_major: self.order.is_kept(self.op, elements),
             is_delivered: origin == Origin::Delivered,
@@ -432,10 +436,11 @@ impl<B: Backend> Call<B> {
             if let Some(owner) = &meta.group {
                 owner.node().state().add_view(&node);
             }
-            budget.register(meta.id, weak(), meta.bytes);
+            budget.register(meta.place, weak(), meta.bytes);
         }
         Managed::first(Source::new(node))
     }
+
     /// What the result descends from. An operation that only forward or only backward passes run changes the thread's phase.
     #[inline]
     fn result_lineage(&mut self) -> Lineage {
