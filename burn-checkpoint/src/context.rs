@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Once, Weak};
 
 use burn_backend::{Backend, DeviceId, DeviceOps};
-use burn_decorator::cell::Scope;
 use parking_lot::Mutex;
 
 use crate::budget::MemoryBudget;
@@ -313,9 +312,16 @@ pub(crate) fn collecting(touch: impl FnOnce()) -> Vec<Arc<dyn AnyEntry>> {
     fn take() -> Vec<Arc<dyn AnyEntry>> {
         CONTEXT.with_borrow_mut(|context| std::mem::take(&mut context.collected))
     }
-    // Empty unless a call before this one panicked.
-    drop(take());
-    let _collecting = Scope::enter(&COLLECTING, true);
+    struct Done;
+    impl Drop for Done {
+        fn drop(&mut self) {
+            COLLECTING.set(false);
+            // Empty unless `touch` panicked: the next scope would take these nodes for its own results.
+            unwound::release(take());
+        }
+    }
+    let _done = Done;
+    COLLECTING.set(true);
     touch();
     take()
 }

@@ -46,8 +46,13 @@ pub(crate) struct OpCost {
 const EXPECTED: usize = 8192;
 
 thread_local! {
-    /// Bytes of results by [`OpCost::key`].
+    /// Bytes of results under the budget in force, by [`OpCost::key`].
     static SIZES: RefCell<FxHashMap<u64, u64>> = const { RefCell::new(FxHashMap::with_hasher(FxBuildHasher)) };
+}
+
+/// Forgets them: a new budget must not evict by what earlier ones have learnt, which differs between ranks.
+pub(crate) fn forget_sizes() {
+    SIZES.take();
 }
 
 impl OpInfo {

@@ -89,7 +89,7 @@ pub(super) struct Gradients<B: Backend> {
     pub wanted: Wanted,
     /// f16's largest absolute weight, `[1]`.
     pub largest_weight: Option<Tensor<B, 1>>,
-    /// The rows of each chunk.
+    /// The rows of each chunk; in the end one tensor of all.
     pub hidden: Vec<Tensor<B, 2>>,
     pub weight: Option<Sum<B>>,
     pub bias: Option<Tensor<B, 1>>,

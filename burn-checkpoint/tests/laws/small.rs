@@ -1,6 +1,7 @@
 //! Many small operations under a budget: searches and replays cost in proportion to the operations.
 
 use burn::backend::Autodiff;
+use burn::tensor::Tensor;
 use burn_checkpoint::{MemoryBudget, Remat, RematStats, trace};
 use burn_flex::Flex;
 
@@ -50,6 +51,30 @@ fn an_lstm_under_a_budget() {
         "{stats:?}"
     );
     assert_eq!(stats.thrashing_steps, 0);
+}
+
+/// A budget begins without what the thread has recorded before, which differs between ranks: neither numbers of operations nor sizes of
+/// results, which are larger than their operands here.
+#[test]
+fn what_is_evicted_is_that_of_the_budget_alone() {
+    let column = Tensor::<B, 2>::ones([128, 1], &Default::default()).require_grad();
+    let held = || column.clone().repeat_dim(1, 32).exp();
+    let steps = || {
+        let _budget = MemoryBudget::bytes(200_000).install();
+        [(); 4].map(|()| {
+            RematStats::reset_thread();
+            let held: Vec<_> = (0..11).map(|_| held()).collect();
+            let product = column.clone().matmul(column.clone().transpose());
+            let sums = held.into_iter().map(Tensor::sum);
+            sums.fold(product.sum(), Tensor::add).backward();
+            let stats = RematStats::of_thread();
+            let counts = (stats.evicted_operations, stats.replayed_operations);
+            (counts, stats.peak_bytes, stats.searched_tensors)
+        })
+    };
+    let first = steps();
+    assert!(first[0].0.0 > 0, "{first:?}");
+    assert_eq!(first, steps());
 }
 
 /// A step that is the same program as the one before evicts the same tensors without a search; one that is not searches as ever.
