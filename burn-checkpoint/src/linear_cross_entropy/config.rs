@@ -16,7 +16,7 @@ pub struct LinearCrossEntropyLossConfig {
     /// Default 0.
     #[config(default = 0.0)]
     pub z_loss: f64,
-    /// `Mean` (and `Auto`) divides by [`LinearCrossEntropy::items`], `Sum` by nothing, `BatchMean` by all rows. Default `Mean`.
+    /// `Mean` (and `Auto`) divides by [`LinearCrossEntropy::items`](crate::LinearCrossEntropy::items), `Sum` by nothing, `BatchMean` by all rows. Default `Mean`.
     #[config(default = "Reduction::Mean")]
     pub reduction: Reduction,
     /// How many rows have logits at a time. Default [`Chunk::Auto`].
