@@ -1,12 +1,11 @@
 //! What an operation costs, and the key by which the size of its result is remembered.
 
-use std::cell::RefCell;
 use std::fmt::{Debug, Write};
 use std::hash::{Hash, Hasher};
 
 use burn_backend::{DType, Shape};
 use burn_decorator::profile::{DeviceProfile, KernelWork};
-use rustc_hash::{FxBuildHasher, FxHashMap, FxHasher};
+use rustc_hash::FxHasher;
 
 use crate::op::OpInfo;
 use crate::products::{Operand, multiplications};
@@ -40,19 +39,6 @@ pub(crate) struct OpCost {
     hasher: FxHasher,
     /// Bytes of the last result with the same key, if room was made for so many.
     pub expected: Option<u64>,
-}
-
-/// How many sizes are remembered: some 100 KiB.
-const EXPECTED: usize = 8192;
-
-thread_local! {
-    /// Bytes of results under the budget in force, by [`OpCost::key`].
-    static SIZES: RefCell<FxHashMap<u64, u64>> = const { RefCell::new(FxHashMap::with_hasher(FxBuildHasher)) };
-}
-
-/// Forgets them: a new budget must not evict by what earlier ones have learnt, which differs between ranks.
-pub(crate) fn forget_sizes() {
-    SIZES.take();
 }
 
 impl OpInfo {
@@ -173,22 +159,6 @@ impl OpCost {
     pub fn key(&self) -> u64 {
         self.hasher.finish()
     }
-
-    /// Remembers how many bytes the result has.
-    pub fn remember(&self, bytes: u64) {
-        SIZES.with_borrow_mut(|sizes| {
-            if sizes.len() >= EXPECTED {
-                // Shapes vary from step to step: later steps have other ones.
-                sizes.clear();
-            }
-            sizes.insert(self.key(), bytes);
-        });
-    }
-
-    /// How many bytes the result had last time.
-    pub fn remembered(&self) -> Option<u64> {
-        SIZES.with_borrow(|sizes| sizes.get(&self.key()).copied())
-    }
 }
 
 #[cfg(test)]
@@ -238,16 +208,6 @@ mod tests {
             assert!((ratio - 1.0).abs() < 1e-3, "{dtype:?}: {ratio}");
         }
         assert_eq!(ns(16, DType::F32), 5000.0, "a launch");
-    }
-
-    #[test]
-    fn few_sizes_are_remembered_where_shapes_vary() {
-        for elements in 0..3 * EXPECTED {
-            let cost = cast(elements, DType::F32, DType::F16);
-            cost.remember(1);
-            assert_eq!(cost.remembered(), Some(1));
-        }
-        assert!(SIZES.with_borrow(FxHashMap::len) <= EXPECTED);
     }
 
     #[test]

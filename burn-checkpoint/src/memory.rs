@@ -6,7 +6,6 @@ use burn_backend::DeviceId;
 use parking_lot::Mutex;
 
 use crate::budget::{Budget, MemoryBudget};
-use crate::cost;
 use crate::prefetch::Prefetch;
 use crate::stats::Counts;
 use crate::verify;
@@ -66,9 +65,7 @@ pub(crate) struct Installed {
 }
 
 impl Installed {
-    /// A budget that comes into force on this thread.
     pub fn new(settings: MemoryBudget) -> Arc<Self> {
-        cost::forget_sizes();
         Arc::new(Self {
             settings,
             devices: Mutex::default(),

@@ -115,7 +115,7 @@ impl Rate {
 
             Work::New => Rate(0.11, 0.35),
 
-            // Of those that copy, in another order.
+            // Only a view that has to copy costs this: it reads in another order than it writes.
             Work::View => Rate(0.3, 1.2),
 
             Work::Compute | Work::Fixed | Work::Pass => Rate(0.0, 0.0),

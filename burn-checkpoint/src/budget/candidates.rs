@@ -85,15 +85,15 @@ impl Candidates {
     fn put(&mut self, owner: &Arc<dyn AnyEntry>, group: &Group, price: f64) {
         let (number, last_used) = (class_of(price), group.last_used);
         let at = self.classes.iter().position(|own| own.number == number);
-        let at = at.unwrap_or(self.classes.len());
-        if at == self.classes.len() {
+        let at = at.unwrap_or_else(|| {
             let queue = BTreeMap::new();
             self.classes.push(Class {
                 number,
                 last_used,
                 queue,
             });
-        }
+            self.classes.len() - 1
+        });
         let class = &mut self.classes[at];
         class.last_used = class.last_used.min(last_used);
         let place = (last_used, self.added);

@@ -23,6 +23,9 @@ use crate::stats::Counts;
 /// After a search that found too little to evict, the next one waits until live bytes have grown by one part in so many.
 const CHANGED: u64 = 64;
 
+/// How many result sizes are remembered: some 100 KiB.
+const EXPECTED: usize = 8192;
+
 /// Bytes of an f64.
 const LARGEST_ELEMENT_BYTES: u64 = 8;
 
@@ -45,6 +48,8 @@ pub(crate) struct Budget {
     program: AtomicU64,
     thrashing: Thrashing,
     needs: Needs,
+    /// Bytes of results, by the keys of their operations.
+    expected: Mutex<FxHashMap<u64, u64>>,
 }
 
 /// The nodes that a budget knows.
@@ -126,6 +131,7 @@ impl Budget {
             program: AtomicU64::new(0),
             thrashing: Thrashing::default(),
             needs: Needs::default(),
+            expected: Mutex::default(),
         }
     }
 
@@ -384,6 +390,21 @@ impl Budget {
         self.thrashing.computed(cost_ns);
     }
 
+    /// Remembers the size of an operation's result.
+    pub fn expect(&self, key: u64, bytes: u64) {
+        let mut expected = self.expected.lock();
+        if expected.len() >= EXPECTED {
+            // Shapes vary from step to step: later steps have other ones.
+            expected.clear();
+        }
+        expected.insert(key, bytes);
+    }
+
+    /// The size that an operation's result had last time.
+    pub fn expected(&self, key: u64) -> Option<u64> {
+        self.expected.lock().get(&key).copied()
+    }
+
     /// A new place. Only the thread whose budget it is takes them.
     pub fn next_place(&self) -> u64 {
         let place = self.places.load(Ordering::Relaxed) + 1;
@@ -455,4 +476,19 @@ impl Budget {
 /// Adds a number to a hash.
 fn mix(hash: u64, number: u64) -> u64 {
     (hash.rotate_left(5) ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_sizes_are_remembered_where_shapes_vary() {
+        let budget = Budget::new(MemoryBudget::bytes(1), Arc::default());
+        for key in 0..3 * EXPECTED as u64 {
+            budget.expect(key, 1);
+            assert_eq!(budget.expected(key), Some(1));
+        }
+        assert!(budget.expected.lock().len() <= EXPECTED);
+    }
 }

@@ -210,7 +210,7 @@ impl<B: Backend> Call<B> {
             (Work::View, Some(Shares::Own)) => cost.largest_bytes,
             (Work::View, _) => return,
             _ => {
-                cost.expected = cost.remembered();
+                cost.expected = budget.expected(cost.key());
                 cost.expected.unwrap_or(cost.largest_bytes)
             }
         };

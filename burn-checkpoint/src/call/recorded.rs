@@ -333,7 +333,7 @@ impl<B: Backend> Call<B> {
         if let (Some(budget), Some(cost)) = (memory.budget(), &self.cost) {
             budget.computed(cost.key(), cost_ns);
             if self.op.work != Work::View && cost.expected != Some(bytes) {
-                cost.remember(bytes);
+                budget.expect(cost.key(), bytes);
             }
         }
     }
