@@ -255,10 +255,11 @@ impl Ledger {
         }
         self.forget_used(&inputs);
         if let Some(recording) = &mut self.recording {
-            let moved = rules::moved_bytes(op, row);
+            let read: usize = rules::reads(op, row).map(|(_, bytes)| bytes).sum();
+            let moved = read + op.outputs().map(bytes).sum::<usize>();
             recording.costs.push(Cost {
                 at: self.clock,
-                bytes: if plan.moves { moved } else { 0 },
+                bytes: if plan.moves { moved as u64 } else { 0 },
                 flops: plan.flops,
                 functions: rules::functions(op, row),
                 reordered: plan.reordered,
@@ -342,8 +343,16 @@ impl Ledger {
         }
         self.forget_used(&inputs);
         if let Some(recording) = &mut self.recording {
-            let tensors = inputs.iter().chain(&made);
-            let moved = tensors.map(|tensor| bytes(tensor)).sum::<usize>();
+            let mut read: FxHashMap<TensorId, usize> = FxHashMap::default();
+            for call in calls {
+                for (input, bytes) in rules::reads(&call.op, call.row) {
+                    *read.entry(input.id).or_default() += bytes;
+                }
+            }
+            // An operand that several operations use is read once.
+            let read = inputs.iter().map(|input| bytes(input).min(read[&input.id]));
+            let made = made.iter().map(|result| bytes(result));
+            let moved = read.chain(made).sum::<usize>();
             for (nth, call) in calls.iter().enumerate() {
                 let is_first = nth == 0;
                 let sum = |of: fn(&OperationIr, &'static Row) -> u64| -> u64 {

@@ -187,16 +187,18 @@ pub(crate) fn plan(op: &OperationIr, row: &Row, operands: &[Operand], kernels: K
     plan
 }
 
-/// Bytes that a kernel of its own reads and writes. A lookup reads as much of its table as its result has.
-pub(crate) fn moved_bytes(op: &OperationIr, row: &Row) -> u64 {
+/// The operands of an operation, and how many bytes it reads of each. A lookup reads as much of its table as its result has.
+pub(crate) fn reads<'a>(
+    op: &'a OperationIr,
+    row: &Row,
+) -> impl Iterator<Item = (&'a TensorIr, usize)> {
     let name = row.name;
     let looks_up = name == "embedding" || name.ends_with("_select") || name.contains("_gather");
     let made: usize = op.outputs().map(bytes).sum();
-    let read = op.inputs().enumerate().map(|(nth, input)| match nth {
-        0 if looks_up => bytes(input).min(made),
-        _ => bytes(input),
-    });
-    (read.sum::<usize>() + made) as u64
+    op.inputs().enumerate().map(move |(nth, input)| match nth {
+        0 if looks_up => (input, bytes(input).min(made)),
+        _ => (input, bytes(input)),
+    })
 }
 
 /// Exponentials and the like that an operation computes: one for each element of its result.

@@ -1,5 +1,8 @@
 //! Fusion on the device without memory.
 
+use std::time::Duration;
+
+use burn::tensor::Int;
 use burn::tensor::backend::Backend;
 use burn_estimate::{estimate_on, estimate_run};
 
@@ -42,4 +45,15 @@ fn gradients_leave_the_device_where_the_optimizer_is_on_the_host() {
     let device = MetaDevice::wgpu(21);
     let (alone, fused) = (offload(device), offload(device.fused()));
     assert!(alone.abs_diff(fused) < alone / 100, "{fused} of {alone}");
+}
+
+/// A table of 256 MiB, whose reading alone would take 170 microseconds.
+#[test]
+fn a_lookup_within_a_kernel_reads_the_rows_that_it_returns() {
+    let device = MetaDevice::wgpu(22).fused();
+    let table = Tensor::<Meta, 2>::ones([1 << 20, 64], &device);
+    let rows = Tensor::<Meta, 1, Int>::zeros([8], &device);
+    let (estimate, _) = estimate_run(device, || table.clone().select(0, rows).exp());
+    assert_eq!(estimate.operations, 1);
+    assert!(estimate.time(&DeviceProfile::A100) < Duration::from_micros(50));
 }
