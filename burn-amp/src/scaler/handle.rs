@@ -29,11 +29,13 @@ use crate::{AmpError, FirstNonFinite};
 ///
 /// 1. That of its thread: [`new`](Self::new), [`wrap`](Self::wrap), [`bind_thread`](Self::bind_thread) and every step of a wrapped
 ///    optimizer bind the thread they run on.
-/// 2. Otherwise, only in f16, which needs one: that of its device (a step binds the devices of its gradients that no other live
-///    scaler holds), else the only live scaler of the process, else none, with a warning in the log.
+/// 2. Otherwise, only in f16, which needs one: the scaler that stepped last on gradients of its device, since the newest scaler was made;
+///    else the newest scaler of the process; else none, with a warning in the log.
 ///
-/// So ranks that are threads, and several runs in one process, each use their own. Gradients carry their own inverse scale, so they
-/// are right with any scaler.
+/// So ranks that are threads, and several runs in one process, each use their own. The second rule is for the threads on which Burn's Learner
+/// trains with several devices: no step runs there. It finds the right scaler where runs follow each other. Where such runs are in one process
+/// at the same time it may find the other run's, so call `bind_thread` in each run's `TrainStep::step`. Gradients carry their own inverse
+/// scale, so they are right with any scaler.
 ///
 /// # Reading it
 ///

@@ -23,7 +23,9 @@ static PROCESS: LazyLock<Mutex<Process>> = LazyLock::new(Mutex::default);
 
 #[derive(Default)]
 struct Process {
+    /// The oldest first.
     live: Vec<Weak<Shared>>,
+    /// The scaler that stepped last on a device, since the newest one was made.
     of_device: HashMap<DeviceKey, Weak<Shared>>,
 }
 
@@ -44,7 +46,7 @@ pub(super) fn bind_thread(scaler: &Arc<Shared>) {
     OF_THREAD.set(Arc::downgrade(scaler));
 }
 
-/// Binds `device` to `scaler`, unless it is bound to another live scaler.
+/// Binds `device` to `scaler`.
 pub(super) fn bind_device<B: Backend>(scaler: &Arc<Shared>, device: &Device<B>) {
     PROCESS.lock().bind_device(scaler, key::<B>(device));
 }
@@ -54,7 +56,7 @@ pub(super) fn of_thread() -> Option<Arc<Shared>> {
     OF_THREAD.with_borrow(Weak::upgrade)
 }
 
-/// The scaler of this thread; else, where the loss `needs` one, that of `device`, or the only one there is.
+/// The scaler of this thread; else, where the loss `needs` one, that of `device`, or the newest.
 ///
 /// A loss that needs none must not use the scaler of another run.
 pub(super) fn lookup<B: Backend>(device: &Device<B>, needs: bool) -> Option<Arc<Shared>> {
@@ -64,7 +66,8 @@ pub(super) fn lookup<B: Backend>(device: &Device<B>, needs: bool) -> Option<Arc<
 impl Process {
     fn register(&mut self, scaler: &Arc<Shared>) {
         self.live.retain(|known| known.strong_count() > 0);
-        self.of_device.retain(|_, known| known.strong_count() > 0);
+        // A training that begins must not find the scaler of an earlier one, which may still be alive.
+        self.of_device.clear();
         let scaler = Arc::downgrade(scaler);
         if !self.live.iter().any(|known| known.ptr_eq(&scaler)) {
             self.live.push(scaler);
@@ -72,23 +75,17 @@ impl Process {
     }
 
     fn bind_device(&mut self, scaler: &Arc<Shared>, device: DeviceKey) {
-        let holder = self.of_device.entry(device).or_default();
-        if holder.strong_count() == 0 {
-            *holder = Arc::downgrade(scaler);
-        }
+        self.of_device.insert(device, Arc::downgrade(scaler));
     }
 
     fn lookup(&self, device: DeviceKey) -> Option<Arc<Shared>> {
-        if let Some(scaler) = self.of_device.get(&device).and_then(Weak::upgrade) {
-            return Some(scaler);
+        let of_device = self.of_device.get(&device).into_iter();
+        let mut scalers = of_device.chain(self.live.iter().rev());
+        let found = scalers.find_map(Weak::upgrade);
+        if found.is_none() {
+            warn_unscaled();
         }
-        let mut live: Vec<_> = self.live.iter().filter_map(Weak::upgrade).collect();
-        match live.len() {
-            0 => warn_unscaled(),
-            1 => return live.pop(),
-            several => warn_ambiguous(several),
-        }
-        None
+        found
     }
 }
 
@@ -100,17 +97,6 @@ fn warn_unscaled() {
             "backward in f16 without a loss scale: gradients below 6e-8 become 0; make a GradScaler and wrap the \
              optimizer, `GradScaler::new(GradScalerConfig::default())?.wrap(optimizer)`, or say with \
              `GradScaler::disabled()` that none is wanted"
-        );
-    });
-}
-
-fn warn_ambiguous(live: usize) {
-    static WARNED: Once = Once::new();
-    WARNED.call_once(|| {
-        log::warn!(
-            "backward on thread {:?}: {live} GradScalers are alive and none is bound to this thread or device, so the \
-             loss is not scaled; call GradScaler::bind_thread on this thread",
-            std::thread::current().name().unwrap_or("unnamed"),
         );
     });
 }
@@ -132,27 +118,26 @@ mod tests {
     }
 
     #[test]
-    fn a_device_stays_with_its_scaler_and_the_only_live_one_is_found_without() {
+    fn the_scaler_of_a_device_is_the_last_that_stepped_on_it_else_the_newest() {
         let mut process = Process::default();
         assert!(process.lookup(device()).is_none());
 
         let first = GradScaler::default();
         process.register(first.shared());
         assert!(finds(&process, &first));
+        process.bind_device(first.shared(), device());
 
+        // Another training begins; the scaler of the first is still alive.
         let second = GradScaler::default();
         process.register(second.shared());
-        assert!(process.lookup(device()).is_none(), "two are ambiguous");
-
-        process.bind_device(first.shared(), device());
+        assert!(finds(&process, &second));
         process.bind_device(second.shared(), device());
+        process.bind_device(first.shared(), device());
         assert!(finds(&process, &first));
 
         let watch = Arc::downgrade(first.shared());
         drop(first);
         assert_eq!(watch.strong_count(), 0, "a registered scaler is kept alive");
-        assert!(finds(&process, &second));
-        process.bind_device(second.shared(), device());
         assert!(finds(&process, &second));
     }
 }
