@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::classes::Classes;
-use crate::estimate::Estimate;
+use crate::shares::Shares;
 
 /// A model of an allocator.
 pub(crate) trait Allocator {
@@ -23,16 +23,15 @@ pub(crate) trait Allocator {
     fn now(&mut self, _at: u64) {}
 }
 
-impl Estimate {
+impl Classes<'_> {
     /// Repeats the step's allocations on an allocator a few times, until its state is that in later steps. `None` if it cannot allocate.
     ///
     /// Parameters are taken to be allocated one after the other.
-    pub(crate) fn allocate_in<A: Allocator>(&self, allocator: &mut A) -> Option<()> {
-        let recording = &self.recording;
-        let classes = Classes::new(recording);
+    pub fn allocate_in<A: Allocator>(&self, shares: &Shares, allocator: &mut A) -> Option<()> {
+        let recording = self.recording;
         let spans = recording.storages.iter().flat_map(|storage| {
-            let kind = classes.kind(storage);
-            classes.spans(storage, kind, &self.shares)
+            let kind = self.kind(storage);
+            self.spans(storage, kind, shares)
         });
         let mut spans: Vec<_> = spans.filter(|(_, bytes)| *bytes > 0).collect();
         // Sorted, so that each run is the same: storages come in the order of a hash map.

@@ -9,9 +9,9 @@ use burn_backend::{Backend, BackendTypes, DTypeUsageSet, TensorMetadata};
 use burn_decorator::types::*;
 use burn_decorator::{kind_type, map_operand, map_result};
 
-use crate::client::{
-    MetaDevice, Router, Row, Tensor, announce, has_fusion, is_composed, native, native_like,
-};
+use crate::client::{Router, Tensor, announce, has_fusion, is_composed, native, native_like};
+use crate::device::MetaDevice;
+use crate::rules::Row;
 
 /// A backend without data: shapes, types and lifetimes are those of a real backend, values are zeros.
 ///

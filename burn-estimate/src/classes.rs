@@ -1,7 +1,38 @@
 //! The kind of each storage, from the phases of the step.
 
-use crate::estimate::Kind;
 use crate::ledger::{Phase, Recording, Storage};
+
+/// What memory is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// Parameters, and running statistics: the tensors of the module.
+    Parameter,
+    /// What backward leaves behind.
+    Gradient,
+    /// What outlives the step and is no parameter: the optimizer's state.
+    OptimizerState,
+    /// What forward leaves behind for backward.
+    Activation,
+    /// Booleans and random numbers that forward leaves behind for backward: masks of attention and dropout.
+    Mask,
+    /// Data of the host: the batch.
+    Input,
+    /// What is freed before its phase of the step ends, the workspace of kernels included.
+    Temporary,
+}
+
+impl Kind {
+    /// All kinds.
+    pub const ALL: [Self; 7] = [
+        Self::Parameter,
+        Self::Gradient,
+        Self::OptimizerState,
+        Self::Activation,
+        Self::Mask,
+        Self::Input,
+        Self::Temporary,
+    ];
+}
 
 /// Where a step's phases begin, and so what its storages are for.
 pub(crate) struct Classes<'a> {

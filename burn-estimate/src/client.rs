@@ -1,4 +1,4 @@
-//! The device, and the channel through which Burn's router hands over every operation.
+//! The channel through which Burn's router hands over every operation.
 //!
 //! The router computes the shape and type of each result before it registers the operation, and marks the last use of each
 //! tensor. The [`Ledger`] of the device follows the operations; nothing is computed.
@@ -8,79 +8,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn_backend::{
-    AllocationProperty, Bytes, DType, DTypeUsageSet, DeviceOps, ExecutionError, Shape, TensorData,
+    AllocationProperty, Bytes, DType, DTypeUsageSet, ExecutionError, Shape, TensorData,
     TensorMetadata,
 };
 use burn_checkpoint::is_replaying;
 use burn_decorator::cell::with_value;
 use burn_ir::{CustomOpIr, OperationIr, TensorId, TensorIr};
 use burn_router::{BackendRouter, MultiBackendBridge, RouterTensor, RunnerChannel, RunnerClient};
-use burn_std::device::{Device, DeviceId};
 use burn_std::future::DynFut;
 use parking_lot::Mutex;
 
+use crate::device::{Kernels, MetaDevice};
 use crate::fusion::Queue;
 use crate::ledger::{Call, Ledger};
-
-/// Whose kernels and memory a [`MetaDevice`] models.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Kernels {
-    /// Those of burn-flex.
-    #[default]
-    Flex,
-    /// Those of CubeCL on Vulkan, Metal and WebGPU.
-    Wgpu,
-    /// Those of CubeCL on CUDA and ROCm.
-    Cuda,
-}
-
-/// A device without memory. Devices of different numbers are counted separately.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct MetaDevice {
-    /// The number of the device.
-    pub index: u16,
-    /// What it models.
-    pub kernels: Kernels,
-    /// Whether Fusion joins operations to kernels.
-    pub(crate) fusion: bool,
-}
+use crate::rules::{Row, bytes};
 
 impl MetaDevice {
-    /// The device of a number, with the kernels of burn-flex.
-    pub fn new(index: u16) -> Self {
-        Self {
-            index,
-            kernels: Kernels::Flex,
-            fusion: false,
-        }
-    }
-
-    /// The device of a number, with the kernels of CubeCL on CUDA, without Fusion.
-    pub fn cuda(index: u16) -> Self {
-        Self {
-            kernels: Kernels::Cuda,
-            ..Self::new(index)
-        }
-    }
-
-    /// The device of a number, with the kernels of CubeCL on Vulkan, without Fusion.
-    pub fn wgpu(index: u16) -> Self {
-        Self {
-            kernels: Kernels::Wgpu,
-            ..Self::new(index)
-        }
-    }
-
-    /// The same device with Fusion, as Burn's features `cuda`, `rocm`, `vulkan` and `wgpu` have it: operations wait in a queue, and results within a
-    /// kernel take no memory. Of the feature `fusion`, which compiles CubeCL.
-    #[cfg(feature = "fusion")]
-    pub fn fused(self) -> Self {
-        Self {
-            fusion: true,
-            ..self
-        }
-    }
-
     /// Notes that a backward pass has ended, before its gradients are added to those of other micro-batches: [`Estimate::shared`] then knows the
     /// gradients of each, which leave the device during backward where they are sharded or offloaded. Otherwise a step's last gradients
     /// count as temporary memory. With Fusion, what waits in the queue runs first.
@@ -108,41 +51,10 @@ impl MetaDevice {
     }
 }
 
-impl Device for MetaDevice {
-    fn from_id(id: DeviceId) -> Self {
-        let kernels = [Kernels::Flex, Kernels::Wgpu, Kernels::Cuda];
-        Self {
-            index: id.index_id,
-            kernels: kernels[usize::from(id.type_id >> 1)],
-            fusion: id.type_id & 1 == 1,
-        }
-    }
-
-    fn to_id(&self) -> DeviceId {
-        DeviceId::new(
-            (self.kernels as u16) << 1 | u16::from(self.fusion),
-            self.index,
-        )
-    }
-}
-
-impl DeviceOps for MetaDevice {}
-
 /// The router's backend, which computes shapes.
 pub(crate) type Router = BackendRouter<Channel>;
 /// A tensor of any kind.
 pub(crate) type Tensor = RouterTensor<Client>;
-
-/// What an operation is, beyond its operands.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Row {
-    /// The operation of Burn's backend.
-    pub name: &'static str,
-    /// Its work class in the operation table.
-    pub work: &'static str,
-    /// Its trait.
-    pub group: &'static str,
-}
 
 thread_local! {
     /// The operation that this thread registers.
@@ -274,11 +186,6 @@ fn zeros(len: usize) -> Bytes {
         *zeros = vec![0; len.max(LEAST)].into();
     }
     Bytes::from_shared(zeros.slice(..len), AllocationProperty::Native)
-}
-
-/// Bytes of a tensor's elements.
-pub(crate) fn bytes(tensor: &TensorIr) -> usize {
-    tensor.shape.num_elements() * tensor.dtype.size()
 }
 
 impl RunnerChannel for Channel {

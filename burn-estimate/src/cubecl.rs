@@ -6,8 +6,8 @@ use burn_ir::{
 };
 use burn_std::{ReshapeAction, Strides, reshape_action};
 
-use crate::client::{Kernels, bytes};
-use crate::rules::{Operand, Placement, row_major};
+use crate::device::Kernels;
+use crate::rules::{self, Operand, Placement, Plan, bytes, row_major};
 #[cfg(feature = "fusion")]
 use crate::trace;
 
@@ -42,6 +42,23 @@ pub(crate) fn layout(tensor: &TensorIr, kernels: Kernels) -> (Vec<isize>, u64) {
     }
     let height = tensor.shape.num_elements() / width.max(1);
     (strides, (height * pitch) as u64)
+}
+
+/// What an operation allocates and costs.
+pub(crate) fn plan(op: &OperationIr, operands: &[Operand], kernels: Kernels) -> Plan {
+    let view = view(op, operands, kernels);
+    let moves = view.is_none();
+    let placements = match view.or_else(|| in_place(op, operands)) {
+        Some(place) => vec![place],
+        None => op.outputs().map(|_| Placement::New(None)).collect(),
+    };
+    Plan {
+        placements,
+        workspace_bytes: 0,
+        flops: if moves { rules::flops(op) } else { 0 },
+        reordered: 0,
+        moves,
+    }
 }
 
 /// The result of an operation that moves no elements.
@@ -92,7 +109,7 @@ pub(crate) fn view(op: &OperationIr, operands: &[Operand], kernels: Kernels) -> 
 }
 
 /// The result of an elementwise operation in the memory of its first operand, or of its second.
-pub(crate) fn in_place(op: &OperationIr, operands: &[Operand]) -> Option<Placement> {
+fn in_place(op: &OperationIr, operands: &[Operand]) -> Option<Placement> {
     let out = op.outputs().next()?;
     let is_elementwise = match op {
         OperationIr::NumericFloat(_, op) | OperationIr::NumericInt(_, op) => !matches!(

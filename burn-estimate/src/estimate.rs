@@ -12,43 +12,12 @@ use burn_checkpoint::{ReadsInPlace, Recorder, RematStats, is_delivered};
 use burn_decorator::module::for_each_float;
 use burn_decorator::profile::{DeviceProfile, KernelWork};
 
-use crate::classes::Classes;
-use crate::client::{MetaDevice, label};
+use crate::classes::{Classes, Kind};
+use crate::client::label;
+use crate::device::MetaDevice;
 use crate::heap::Heap;
 use crate::ledger::{Cost, Phase, Recording, Storage};
 use crate::shares::Shares;
-
-/// What memory is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
-    /// Parameters, and running statistics: the tensors of the module.
-    Parameter,
-    /// What backward leaves behind.
-    Gradient,
-    /// What outlives the step and is no parameter: the optimizer's state.
-    OptimizerState,
-    /// What forward leaves behind for backward.
-    Activation,
-    /// Booleans and random numbers that forward leaves behind for backward: masks of attention and dropout.
-    Mask,
-    /// Data of the host: the batch.
-    Input,
-    /// What is freed before its phase of the step ends, the workspace of kernels included.
-    Temporary,
-}
-
-impl Kind {
-    /// All kinds.
-    pub const ALL: [Self; 7] = [
-        Self::Parameter,
-        Self::Gradient,
-        Self::OptimizerState,
-        Self::Activation,
-        Self::Mask,
-        Self::Input,
-        Self::Temporary,
-    ];
-}
 
 /// What holds memory at the peak.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -270,7 +239,7 @@ impl Estimate {
         let shared = Self::of(self.recording.clone(), shares);
         let classes = Classes::new(&self.recording);
         let uses = classes.uses(&shares);
-        let traffic = shares.traffic(&uses, uses.backwards);
+        let traffic = uses.traffic(&shares, uses.backwards);
         Self {
             uploaded_bytes: shared.uploaded_bytes + traffic.uploaded_bytes,
             downloaded_bytes: shared.downloaded_bytes + traffic.downloaded_bytes,
@@ -323,7 +292,7 @@ impl Estimate {
             u64::from(is_last) * (moved.uploaded_bytes + moved.downloaded_bytes)
         });
         let uses = classes.uses(&self.shares);
-        let shared = |backwards| self.shares.traffic(&uses, backwards);
+        let shared = |backwards| uses.traffic(&self.shares, backwards);
         let backwards = uses.backwards.max(1);
         let again = again.sum::<u64>() + shared(backwards).bytes() - shared(backwards - 1).bytes();
         let moved = self.uploaded_bytes + self.downloaded_bytes + self.sent_bytes + self.host_bytes;
@@ -342,9 +311,14 @@ impl Estimate {
     /// Bytes that a process gets from the system during the step, if its heap returns free memory as glibc's does: where allocator and system
     /// are those of the kernels, as for burn-flex.
     pub fn fresh_bytes(&self) -> u64 {
+        self.heap().fresh().iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// The heap of a process that has run the step a few times.
+    fn heap(&self) -> Heap {
         let mut heap = Heap::new();
-        let _ = self.allocate_in(&mut heap);
-        heap.fresh().iter().map(|(_, bytes)| bytes).sum()
+        let _ = Classes::new(&self.recording).allocate_in(&self.shares, &mut heap);
+        heap
     }
 
     /// Seconds that the system takes to give memory to the process. `times` is how often the step repeats what it does at a time.
@@ -353,8 +327,7 @@ impl Estimate {
         if rate.is_infinite() {
             return 0.0;
         }
-        let mut heap = Heap::new();
-        let _ = self.allocate_in(&mut heap);
+        let heap = self.heap();
         let bytes = heap
             .fresh()
             .iter()

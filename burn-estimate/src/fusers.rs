@@ -3,15 +3,30 @@
 //!
 //! burn-fusion asks each fuser which operations it takes, and runs the kernel that saves most.
 
-use burn_fusion::{FuserProperties, FuserStatus, OperationFuser};
+use burn_fusion::{FuserProperties, FuserStatus, NumOperations, OperationFuser};
 use burn_ir::{
     FloatOperationIr as Float, NumericOperationIr as Numeric, OperationIr, ReduceDimOpIr,
 };
 use burn_std::Shape;
 
-use crate::client::Kernels;
-use crate::fusion::Kernel;
+use crate::device::Kernels;
 use crate::trace::{BROADCAST, Shapes, Trace};
+
+/// Operations that run as one kernel.
+#[derive(Clone, Debug)]
+pub(crate) struct Kernel {
+    pub operations: usize,
+}
+
+impl NumOperations for Kernel {
+    fn len(&self) -> usize {
+        self.operations
+    }
+
+    fn name(&self) -> &'static str {
+        "kernel"
+    }
+}
 
 /// The fusers of a stream.
 pub(crate) fn fusers(kernels: Kernels) -> Vec<Box<dyn OperationFuser<Kernel>>> {

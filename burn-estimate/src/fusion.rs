@@ -11,12 +11,12 @@ use burn_backend::{
 };
 use burn_fusion::client::GlobalFusionClient;
 use burn_fusion::stream::{Context, Operation, OperationStreams, OrderedExecution};
-use burn_fusion::{FusionRuntime, NumOperations, OperationFuser, Optimization};
+use burn_fusion::{FusionRuntime, OperationFuser, Optimization};
 use burn_ir::{FloatOperationIr, HandleContainer, NumericOperationIr, OperationIr};
 use parking_lot::Mutex;
 
-use crate::client::MetaDevice;
-use crate::fusers::fusers;
+use crate::device::MetaDevice;
+use crate::fusers::{Kernel, fusers};
 use crate::ledger::{Call, Ledger};
 
 /// The queue of a device, which runs on a thread of its own. Operations are handed over to that thread thousands at a time: burn-fusion hands
@@ -134,22 +134,6 @@ impl Operation<Runtime> for Queued {
             None => self.ledger.lock().register(&self.call),
             Some(operations) => operations.push(self.clone()),
         });
-    }
-}
-
-/// Operations that run as one kernel.
-#[derive(Clone, Debug)]
-pub(crate) struct Kernel {
-    pub operations: usize,
-}
-
-impl NumOperations for Kernel {
-    fn len(&self) -> usize {
-        self.operations
-    }
-
-    fn name(&self) -> &'static str {
-        "kernel"
     }
 }
 

@@ -12,9 +12,9 @@ use burn_checkpoint::{Recorder, is_replaying, recorder};
 use burn_ir::{OperationIr, TensorId, TensorIr, TensorStatus};
 use rustc_hash::FxHashMap;
 
-use crate::client::{Kernels, Row, bytes};
 use crate::cubecl;
-use crate::rules::{self, Operand, Placement, View};
+use crate::device::Kernels;
+use crate::rules::{self, Operand, Placement, Row, View, bytes};
 
 /// A part of a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -240,7 +240,10 @@ impl Ledger {
         self.follow(call);
         let plan = {
             let operands: Vec<_> = inputs.iter().map(|input| self.operand(input)).collect();
-            rules::plan(op, row, &operands, self.kernels)
+            match self.kernels {
+                Kernels::Flex => rules::plan(op, row, &operands),
+                kernels => cubecl::plan(op, &operands, kernels),
+            }
         };
         let workspace = plan.workspace_bytes;
         let begun = self.clock;

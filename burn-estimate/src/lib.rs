@@ -41,6 +41,7 @@ mod backend;
 mod classes;
 mod client;
 mod cubecl;
+mod device;
 mod estimate;
 #[cfg(feature = "fusion")]
 mod fusers;
@@ -59,10 +60,9 @@ mod uses;
 
 pub use backend::Meta;
 pub use burn_decorator::profile::{DeviceProfile, HostCosts};
-pub use client::{Kernels, MetaDevice};
-pub use estimate::{
-    Estimate, Holder, Kind, estimate_on, estimate_rank, estimate_run, estimate_step,
-};
+pub use classes::Kind;
+pub use device::{Kernels, MetaDevice};
+pub use estimate::{Estimate, Holder, estimate_on, estimate_rank, estimate_run, estimate_step};
 pub use ledger::Phase;
 pub use measure::measure;
 pub use plan::{Plan, Planned, plan};

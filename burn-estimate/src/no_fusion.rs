@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::client::MetaDevice;
+use crate::device::MetaDevice;
 use crate::ledger::{Call, Ledger};
 
 #[derive(Clone)]

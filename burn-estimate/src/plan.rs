@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::estimate::{Estimate, Kind};
+use crate::classes::Kind;
+use crate::estimate::Estimate;
 use crate::pools::DeviceMemory;
 
 /// A setting with its estimate.

@@ -79,9 +79,9 @@ impl Estimate {
     /// Parameters are taken to be allocated one after the other. What autotuning allocates is not counted.
     pub fn reserved_bytes(&self, pools: &CubePools) -> Option<u64> {
         let mut reserved = Reserved::new(pools);
-        self.allocate_in(&mut reserved)?;
-        let parameter_bytes = Classes::new(&self.recording).parameter_bytes();
-        let (buckets, shards) = self.shares.added_bytes(parameter_bytes);
+        let classes = Classes::new(&self.recording);
+        classes.allocate_in(&self.shares, &mut reserved)?;
+        let (buckets, shards) = self.shares.added_bytes(classes.parameter_bytes());
         Some(reserved.bytes() + buckets + shards)
     }
 }

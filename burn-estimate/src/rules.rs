@@ -6,8 +6,21 @@
 use burn_backend::{DType, Shape};
 use burn_ir::{BaseOperationIr, FloatOperationIr, ModuleOperationIr, OperationIr, TensorIr};
 
-use crate::client::{Kernels, Row, bytes};
-use crate::cubecl;
+/// What an operation is, beyond its operands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Row {
+    /// The operation of Burn's backend.
+    pub name: &'static str,
+    /// Its work class in the operation table.
+    pub work: &'static str,
+    /// Its trait.
+    pub group: &'static str,
+}
+
+/// Bytes of a tensor's elements.
+pub(crate) fn bytes(tensor: &TensorIr) -> usize {
+    tensor.shape.num_elements() * tensor.dtype.size()
+}
 
 /// A tensor on a storage.
 #[derive(Clone, Debug)]
@@ -118,7 +131,7 @@ pub(crate) fn is_forward(row: &Row) -> bool {
 }
 
 /// What an operation allocates and costs.
-pub(crate) fn plan(op: &OperationIr, row: &Row, operands: &[Operand], kernels: Kernels) -> Plan {
+pub(crate) fn plan(op: &OperationIr, row: &Row, operands: &[Operand]) -> Plan {
     let elements = op.outputs().map(|out| out.shape.num_elements() as u64);
     let mut plan = Plan {
         placements: op.outputs().map(|_| Placement::New(None)).collect(),
@@ -127,18 +140,6 @@ pub(crate) fn plan(op: &OperationIr, row: &Row, operands: &[Operand], kernels: K
         reordered: 0,
         moves: true,
     };
-    if kernels != Kernels::Flex {
-        if let Some(view) = cubecl::view(op, operands, kernels) {
-            (plan.moves, plan.flops) = (false, 0);
-            plan.placements = vec![view];
-            return plan;
-        }
-        plan.flops = flops(op);
-        if let Some(place) = cubecl::in_place(op, operands) {
-            plan.placements = vec![place];
-        }
-        return plan;
-    }
     match op {
         OperationIr::BaseFloat(op) | OperationIr::BaseInt(op) | OperationIr::BaseBool(op) => {
             if let Some((placement, copied)) = view(op, operands) {

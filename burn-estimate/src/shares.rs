@@ -1,7 +1,6 @@
 //! An update that is divided over ranks, or moved to the host.
 
-use crate::estimate::Kind;
-use crate::uses::Uses;
+use crate::classes::Kind;
 
 /// Where the optimizer's state, gradients and parameters are, for [`Estimate::shared`](crate::Estimate::shared): the stages of ZeRO
 /// (arXiv 1910.02054), and burn-zero's offload.
@@ -79,64 +78,5 @@ impl Shares {
     /// The part of the update's arithmetic that the device does.
     pub(crate) fn update(&self) -> f64 {
         self.factors(Kind::OptimizerState, true).0
-    }
-
-    /// What moves in an update of this many backward passes.
-    pub(crate) fn traffic(&self, uses: &Uses, backwards: u64) -> Traffic {
-        let (ranks, parameter_bytes) = (self.ranks.max(1), uses.parameter_bytes);
-        let others = |bytes: u64| bytes - bytes / ranks;
-        // A window of micro-batches is reduced once, but for stage 2.
-        let passes = if self.gradients { backwards } else { 1 };
-        let several = u64::from(ranks > 1);
-        let owned = parameter_bytes / if self.optimizer_state { ranks } else { 1 };
-        // Shards of the state step on shards of gradients and parameters.
-        let shards = if self.optimizer_state { owned } else { 0 };
-        let (downloaded_bytes, uploaded_bytes, host_bytes) = match self.offload {
-            // Gradient, master and moments are read, all but the gradient written.
-            true => (parameter_bytes * backwards, parameter_bytes, 7 * owned),
-            false => (
-                several * (parameter_bytes * passes + shards),
-                several * (parameter_bytes + shards),
-                0,
-            ),
-        };
-        let stage_2 = Traffic {
-            sent_bytes: others(parameter_bytes) * (passes + 1),
-            downloaded_bytes,
-            uploaded_bytes,
-            host_bytes,
-        };
-        if !self.parameters {
-            return stage_2;
-        }
-        let in_all = |bytes: u64| bytes * backwards / uses.backwards.max(1);
-        // With the optimizer's state on the device, an update reads parameters from the host and writes them back.
-        let stepped = if self.offload { 0 } else { owned };
-        // A rank casts its shard once, after the update.
-        let (rounded, low) = uses.rounded_bytes;
-        Traffic {
-            sent_bytes: others(parameter_bytes) * passes + others(in_all(uses.gathered_bytes)),
-            downloaded_bytes: downloaded_bytes + (1 - several) * stepped + low / ranks,
-            uploaded_bytes: in_all(uses.delivered_bytes)
-                + stepped * (1 + several)
-                + rounded / ranks,
-            ..stage_2
-        }
-    }
-}
-
-/// Bytes that move beside the step's own.
-pub(crate) struct Traffic {
-    pub sent_bytes: u64,
-    pub downloaded_bytes: u64,
-    pub uploaded_bytes: u64,
-    /// Read and written by the update in host memory.
-    pub host_bytes: u64,
-}
-
-impl Traffic {
-    /// All of it.
-    pub fn bytes(&self) -> u64 {
-        self.sent_bytes + self.downloaded_bytes + self.uploaded_bytes + self.host_bytes
     }
 }

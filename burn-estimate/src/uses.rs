@@ -6,8 +6,7 @@ use std::ops::Range;
 
 use burn_decorator::repeated_block;
 
-use crate::classes::Classes;
-use crate::estimate::Kind;
+use crate::classes::{Classes, Kind};
 use crate::ledger::{Storage, Use};
 use crate::shares::Shares;
 
@@ -22,6 +21,67 @@ pub(crate) struct Uses {
     pub gathered_bytes: u64,
     /// Bytes of parameters that are gathered in a low type: in their own type, and in the low one.
     pub rounded_bytes: (u64, u64),
+}
+
+impl Uses {
+    /// What moves in an update of this many backward passes.
+    pub fn traffic(&self, shares: &Shares, backwards: u64) -> Traffic {
+        let (ranks, parameter_bytes) = (shares.ranks.max(1), self.parameter_bytes);
+        let others = |bytes: u64| bytes - bytes / ranks;
+        // A window of micro-batches is reduced once, but for stage 2.
+        let passes = if shares.gradients { backwards } else { 1 };
+        let several = u64::from(ranks > 1);
+        let owned = parameter_bytes / if shares.optimizer_state { ranks } else { 1 };
+        // Shards of the state step on shards of gradients and parameters.
+        let shards = if shares.optimizer_state { owned } else { 0 };
+        let (downloaded_bytes, uploaded_bytes, host_bytes) = match shares.offload {
+            // Gradient, master and moments are read, all but the gradient written.
+            true => (parameter_bytes * backwards, parameter_bytes, 7 * owned),
+            false => (
+                several * (parameter_bytes * passes + shards),
+                several * (parameter_bytes + shards),
+                0,
+            ),
+        };
+        let stage_2 = Traffic {
+            sent_bytes: others(parameter_bytes) * (passes + 1),
+            downloaded_bytes,
+            uploaded_bytes,
+            host_bytes,
+        };
+        if !shares.parameters {
+            return stage_2;
+        }
+        let in_all = |bytes: u64| bytes * backwards / self.backwards.max(1);
+        // With the optimizer's state on the device, an update reads parameters from the host and writes them back.
+        let stepped = if shares.offload { 0 } else { owned };
+        // A rank casts its shard once, after the update.
+        let (rounded, low) = self.rounded_bytes;
+        Traffic {
+            sent_bytes: others(parameter_bytes) * passes + others(in_all(self.gathered_bytes)),
+            downloaded_bytes: downloaded_bytes + (1 - several) * stepped + low / ranks,
+            uploaded_bytes: in_all(self.delivered_bytes)
+                + stepped * (1 + several)
+                + rounded / ranks,
+            ..stage_2
+        }
+    }
+}
+
+/// Bytes that move beside the step's own.
+pub(crate) struct Traffic {
+    pub sent_bytes: u64,
+    pub downloaded_bytes: u64,
+    pub uploaded_bytes: u64,
+    /// Read and written by the update in host memory.
+    pub host_bytes: u64,
+}
+
+impl Traffic {
+    /// All of it.
+    pub fn bytes(&self) -> u64 {
+        self.sent_bytes + self.downloaded_bytes + self.uploaded_bytes + self.host_bytes
+    }
 }
 
 /// A use of a parameter that brings it to the device.
