@@ -388,7 +388,7 @@ where
 
     fn to_record(&self) -> Self::Record {
         let context = RankContext::here().filter(|_| self.in_learner);
-        let whole = context.and_then(|context| context.take_whole::<B, _>());
+        let whole = context.and_then(|context| context.whole::<B, _>());
         whole.unwrap_or_else(|| self.inner.to_record())
     }
 
