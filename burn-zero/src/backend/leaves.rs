@@ -17,9 +17,12 @@ thread_local! {
     /// The depth of the graph, if any leaf is to be hooked.
     static DEPTH: Cell<Option<usize>> = const { Cell::new(None) };
     static LEAVES: RefCell<Leaves> = RefCell::default();
-    /// The node of the last leaf on which `float_is_require_grad` was called.
-    static ASKED: Cell<Option<u64>> = const { Cell::new(None) };
+    /// The place of the last tensor on which `float_is_require_grad` was called.
+    static ASKED: Cell<Option<Place>> = const { Cell::new(None) };
 }
+
+/// A tensor's node in the autodiff graph, and its depth; `None` if it is not part of one.
+type Place = (u64, Option<usize>);
 
 /// The leaves to hook, by node.
 type Leaves = HashMap<u64, Leaf>;
@@ -185,29 +188,47 @@ fn hook<B: Backend>(leaf: AutodiffTensor<B>, depth: usize) -> AutodiffTensor<B> 
     }
 }
 
-/// Remembers the node that was queried: decorators that hide their tensors forward the query to this backend.
+/// Remembers the tensor that was queried: decorators that hide their tensors forward the query to this backend.
 #[inline]
 pub(super) fn ask<B: Backend>(tensor: &AutodiffTensor<B>) {
-    ASKED.set(Some(tape::node(tensor)));
+    ASKED.set(Some(place(tensor)));
 }
 
 /// Whether the tensor's backend has a [`Sharded`](super::Sharded) in it, which can hook the leaf.
 pub(crate) fn is_hooked<B: Backend>(tensor: &FloatTensor<B>) -> bool {
-    node_behind::<B>(tensor).is_some()
+    place_behind::<B>(tensor).is_some()
 }
 
 /// The number of a tensor's node in the autodiff graph. Two tensors with one number have the same elements. `None` if the backend does
 /// not expose it: it is neither `Autodiff` nor has a [`Sharded`](super::Sharded) in it.
 pub(crate) fn leaf_node<B: AutodiffBackend>(tensor: &FloatTensor<B>) -> Option<u64> {
-    node_behind::<B>(tensor).or_else(|| {
+    exposed_place::<B>(tensor).map(|(node, _)| node)
+}
+
+/// The tensor as a trained leaf if it was computed from one, of whose gradients none reaches an optimizer. In Burn 0.21 the initial value of a
+/// parameter with an `init_mapper` is such a tensor: the weight of a layer with `LinearLayout::Col`. Burn 0.22 makes a leaf of it. A
+/// tensor stays as it is if the backend does not expose its node.
+pub(crate) fn trained_leaf<B: AutodiffBackend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    match exposed_place::<B>(&tensor) {
+        Some((_, Some(1..))) => B::float_set_require_grad(B::float_detach(tensor), true),
+        _ => tensor,
+    }
+}
+
+fn exposed_place<B: AutodiffBackend>(tensor: &FloatTensor<B>) -> Option<Place> {
+    place_behind::<B>(tensor).or_else(|| {
         let tensor: &dyn Any = tensor;
         let tensor = tensor.downcast_ref::<AutodiffTensor<B::InnerBackend>>()?;
-        Some(tape::node(tensor))
+        Some(place(tensor))
     })
 }
 
-/// The node of the leaf inside a tensor: `float_is_require_grad` reaches that leaf through all decorators, and `ask` stores its node.
-fn node_behind<B: Backend>(tensor: &FloatTensor<B>) -> Option<u64> {
+fn place<B: Backend>(tensor: &AutodiffTensor<B>) -> Place {
+    (tape::node(tensor), tape::depth(tensor))
+}
+
+/// The place of the tensor inside a tensor: `float_is_require_grad` reaches it through all decorators, and `ask` stores its place.
+fn place_behind<B: Backend>(tensor: &FloatTensor<B>) -> Option<Place> {
     ASKED.set(None);
     B::float_is_require_grad(tensor);
     ASKED.take()

@@ -42,7 +42,7 @@ impl<O> ZeroOptimizer<O> {
         M: AutodiffModule<B>,
     {
         match (self.gathers_units(&**group), self.settings.parameters) {
-            (false, Memory::Device) => Ok(module),
+            (false, Memory::Device) => replace_parameters::<B, M, _>(module, |_, _| Ok(None)),
             (false, Memory::Host) => Ok(offloaded::<B, M>(module, device)?),
             (true, _) => {
                 let (known, mut frozen) = {
