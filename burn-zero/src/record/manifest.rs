@@ -40,6 +40,10 @@ pub struct TrainingState {
     /// [`Recorder`](crate::Recorder) fills it in.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub optimizer: Value,
+    /// The names of the matrices that [`consolidate`](crate::consolidate) transposes, as Burn's stores do: weights of layers with
+    /// `LinearLayout::Col`. The [`Recorder`](crate::Recorder) fills it in.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub transposed: Vec<String>,
     /// The caller's own state: position in the data, configuration, metrics.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub user: Map<String, Value>,
@@ -196,6 +200,11 @@ impl Manifest {
         for (what, theirs, ours) in [
             ("step", theirs.step.into(), ours.step.into()),
             ("scheduler", theirs.scheduler, ours.scheduler.clone()),
+            (
+                "transposed matrices",
+                theirs.transposed.into(),
+                ours.transposed.clone().into(),
+            ),
             ("user state", theirs.user.into(), ours.user.clone().into()),
         ] {
             if ours != theirs {

@@ -1,13 +1,26 @@
-//! Weights of `LinearLayout::Col`. Burn initialises them at first use from a trained leaf, of which they are a transposition.
+//! Weights of `LinearLayout::Col`. Burn initialises them at first use from a trained leaf, of which they are a transposition, and its
+//! stores write them transposed.
+
+use std::sync::Arc;
 
 use burn::module::Param;
 use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
-use burn::tensor::backend::AutodiffBackend;
-use burn_zero::{ZeroError, ZeroOptimizer, offload_parameters};
+use burn::tensor::{DType, backend::AutodiffBackend};
+use burn_flex::Flex;
+use burn_store::{ModuleSnapshot, SafetensorsStore};
+use burn_zero::group::BufferDtype;
+use burn_zero::record::{Keep, TrainingState};
+use burn_zero::{
+    SingleRank, Training, ZeroError, ZeroOptimizer, consolidate, consolidate_as,
+    offload_parameters, read_on_use,
+};
+use tempfile::tempdir;
 
-use crate::support::{B, Plain, WITH_PARAMETERS, distance, on_ranks, parameters, small_buckets};
+use crate::support::{
+    B, Plain, WITH_PARAMETERS, distance, on_each_rank, on_ranks, parameters, small_buckets,
+};
 
 const INPUTS: usize = 4;
 
@@ -65,6 +78,56 @@ fn they_are_trained_as_weights_of_rows_are() {
                 let apart = distance(&end, &parameters(&expected));
                 assert!(apart < 1e-5, "{stage} on {ranks}: {apart}");
             }
+        }
+    }
+}
+
+#[test]
+fn consolidated_they_are_as_burns_stores_write_them() {
+    // Square, of another shape, and of one row.
+    for outputs in [INPUTS, 6, 1] {
+        for stage in WITH_PARAMETERS {
+            let dir = tempdir().unwrap();
+            let saved = on_each_rank(2, |group| {
+                let adam = AdamWConfig::new().init();
+                let mut optimizer = ZeroOptimizer::new(adam, group, small_buckets(stage)).unwrap();
+                let model = optimizer.prepare::<B, _>(columns(outputs)).unwrap();
+                let recorder = optimizer.recorder().unwrap();
+                let training = Training {
+                    model,
+                    optimizer,
+                    scheduler: 0.05,
+                };
+                let state = TrainingState::at_step(0);
+                let saved = recorder.save::<B, _, _, _>(
+                    dir.path(),
+                    training.by_ref(),
+                    state,
+                    Keep::default(),
+                );
+                saved.unwrap();
+                training.model.weight.val().into_data()
+            });
+            let file = dir.path().join("model.safetensors");
+            consolidate(dir.path(), &file).unwrap();
+
+            let mut loaded = columns::<Flex>(outputs);
+            let mut store = SafetensorsStore::from_file(&file);
+            loaded.load_from(&mut store).unwrap();
+            loaded.weight.val().into_data().assert_eq(&saved[0], true);
+
+            let read = read_on_use::<B, _>(columns(outputs), &file).unwrap();
+            let (adam, one) = (AdamWConfig::new().init(), Arc::new(SingleRank::new()));
+            let mut zero = ZeroOptimizer::new(adam, one, small_buckets(stage)).unwrap();
+            let read = zero.prepare::<B, _>(read).unwrap();
+            assert!(read.weight.is_require_grad(), "{stage}");
+            read.weight.val().into_data().assert_eq(&saved[0], true);
+
+            consolidate_as(dir.path(), &file, BufferDtype::Bf16).unwrap();
+            let read = read_on_use::<Flex, _>(columns(outputs), &file).unwrap();
+            let rounded = saved[0].clone().convert_dtype(DType::BF16);
+            let rounded = rounded.convert_dtype(DType::F32);
+            read.weight.val().into_data().assert_eq(&rounded, true);
         }
     }
 }
