@@ -19,8 +19,8 @@ use parking_lot::Mutex;
 use crate::backend::attach;
 use crate::host::floats;
 use crate::module::{replace_tensors, transposed_in_stores};
-use crate::optimizer::{Parameters, Statistics, own_shards};
-use crate::parameters::{Frozen, ParameterStore, Parts, Shard};
+use crate::optimizer::{Parameters, Statistics};
+use crate::parameters::{Frozen, ParameterStore, Parts, Shard, own_shards};
 use crate::record::{
     Entry, Keep, MODEL, RecordError, Saved, ShardedRecord, TensorSlice, TensorSpec, TrainingState,
     end, save_sharded,

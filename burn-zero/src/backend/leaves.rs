@@ -1,4 +1,4 @@
-//! The parameters that this thread's operations hook.
+//! The parameters that this thread's operations hook, and their uses.
 //!
 //! A thread is a rank: the optimizer that shards its leaves registers them here whenever it makes new ones.
 
@@ -9,8 +9,8 @@ use std::sync::{Arc, Weak};
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend};
+use burn_checkpoint::AutodiffTensor;
 
-use super::tape::{self, AutodiffTensor};
 use crate::reduce::GradientReducer;
 
 thread_local! {
@@ -44,6 +44,23 @@ impl Leaf {
 
     fn is_used(&self) -> bool {
         self.uses.strong_count() > 0
+    }
+
+    /// `None` if its optimizer was dropped.
+    fn begin_use(&mut self, depth: usize) -> Option<Arc<Use>> {
+        if let Some(by) = self.uses.upgrade() {
+            return Some(by);
+        }
+        if self.reducer.strong_count() == 0 {
+            return None;
+        }
+        let by = Arc::new(Use {
+            reducer: self.reducer.clone(),
+            parameter: self.parameter,
+        });
+        self.uses = Arc::downgrade(&by);
+        self.depth = depth;
+        Some(by)
     }
 }
 
@@ -139,7 +156,7 @@ impl Depth {
     #[inline]
     pub(super) fn see<B: Backend>(&mut self, operand: &AutodiffTensor<B>) {
         if let Some(depth) = &mut self.0 {
-            *depth = tape::depth(operand).unwrap_or(0).max(*depth);
+            *depth = self::depth(operand).unwrap_or(0).max(*depth);
         }
     }
 
@@ -147,7 +164,7 @@ impl Depth {
     #[inline]
     pub(super) fn leave<B: Backend>(self, result: AutodiffTensor<B>) -> AutodiffTensor<B> {
         if self.0.is_some()
-            && let Some(depth) = tape::depth(&result)
+            && let Some(depth) = depth(&result)
         {
             DEPTH.set(DEPTH.get().max(Some(depth)));
         }
@@ -155,37 +172,15 @@ impl Depth {
     }
 }
 
-/// The operand of a recorded operation, hooked if it is a registered leaf.
+/// The use of an operand, and the depth of the graph, if it is a registered leaf.
 #[inline]
-pub(super) fn enter<B: Backend>(operand: AutodiffTensor<B>, depth: Depth) -> AutodiffTensor<B> {
-    match depth.0 {
-        Some(depth) if tape::depth(&operand) == Some(0) => hook(operand, depth),
-        _ => operand,
-    }
-}
-
-fn hook<B: Backend>(leaf: AutodiffTensor<B>, depth: usize) -> AutodiffTensor<B> {
-    let by = LEAVES.with_borrow_mut(|leaves| {
-        let leaf = leaves.get_mut(&tape::node(&leaf))?;
-        if let Some(by) = leaf.uses.upgrade() {
-            return Some(by);
-        }
-        if leaf.reducer.strong_count() == 0 {
-            return None;
-        }
-        let by = Arc::new(Use {
-            reducer: leaf.reducer.clone(),
-            parameter: leaf.parameter,
-        });
-        leaf.uses = Arc::downgrade(&by);
-        leaf.depth = depth;
-        Some(by)
-    });
-    match by {
-        // The hook must be deeper than `tape::Last`, the last operation of the tape, which has depth 1.
-        Some(by) => tape::hook(leaf, depth.max(1), by),
-        None => leaf,
-    }
+pub(super) fn begin_use<B: Backend>(
+    operand: &AutodiffTensor<B>,
+    at: Depth,
+) -> Option<(Arc<Use>, usize)> {
+    let depth = at.0.filter(|_| depth(operand) == Some(0))?;
+    let by = LEAVES.with_borrow_mut(|leaves| leaves.get_mut(&node(operand))?.begin_use(depth))?;
+    Some((by, depth))
 }
 
 /// Remembers the tensor that was queried: decorators that hide their tensors forward the query to this backend.
@@ -223,8 +218,18 @@ fn exposed_place<B: AutodiffBackend>(tensor: &FloatTensor<B>) -> Option<Place> {
     })
 }
 
+/// The depth of a tensor in its graph; `None` if it is not part of one.
+pub(super) fn depth<B: Backend>(tensor: &AutodiffTensor<B>) -> Option<usize> {
+    (!tensor.node.requirement.is_none()).then_some(tensor.node.order)
+}
+
+/// The number of a tensor's node.
+pub(super) fn node<B: Backend>(tensor: &AutodiffTensor<B>) -> u64 {
+    tensor.node.id.value
+}
+
 fn place<B: Backend>(tensor: &AutodiffTensor<B>) -> Place {
-    (tape::node(tensor), tape::depth(tensor))
+    (node(tensor), depth(tensor))
 }
 
 /// The place of the tensor inside a tensor: `float_is_require_grad` reaches it through all decorators, and `ask` stores its place.

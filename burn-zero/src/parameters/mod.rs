@@ -19,7 +19,7 @@ use burn_decorator::upload;
 use crate::ZeroOptimizerError;
 use crate::backend::trained_leaf;
 pub(crate) use parts::{Frozen, Parts};
-pub(crate) use store::ParameterStore;
+pub(crate) use store::{ParameterStore, own_shards};
 pub(crate) use units::{Shard, Units};
 
 use crate::host::{HostRead, floats};
