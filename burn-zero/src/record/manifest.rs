@@ -13,16 +13,13 @@ use serde_json::{Map, Value};
 
 use super::RecordError;
 use super::directory::{rank_file, run};
-use super::entry::TensorSpec;
+use super::entry::{CHUNK_BYTES, TensorSpec};
 
 /// The format name in every manifest.
 const FORMAT: &str = "burn-zero sharded record";
 
 /// The version that this program writes and reads.
 const VERSION: u32 = 5;
-
-/// Bytes of a slice under one checksum, the smallest unit that is read.
-pub(super) const CHUNK_BYTES: usize = 1 << 20;
 
 /// What training needs besides tensors, as JSON.
 ///
