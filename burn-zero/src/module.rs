@@ -1,12 +1,13 @@
-//! New data for the tensors of a module, by path.
+//! The tensors of a module by path: new data for them, and which of them Burn's stores transpose.
 
 use std::collections::HashMap;
 
-use burn::module::{AutodiffModule, ParamId};
+use burn::module::{AutodiffModule, Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{
-    BasicOps, Bool, Float, Int, Tensor, TensorData, TensorPrimitive,
+    BasicOps, Bool, Float, Int, Shape, Tensor, TensorData, TensorPrimitive,
     backend::{AutodiffBackend, Backend},
 };
+use burn_decorator::follow_path;
 use burn_decorator::module::{AnyTensor, map_tensors};
 
 use crate::parameters::in_place_of;
@@ -58,5 +59,36 @@ fn replaced<B: Backend>(old: AnyTensor<B>, data: TensorData) -> AnyTensor<B> {
         AnyTensor::Float(old) => AnyTensor::Float(made::<B, Float>(old, data)),
         AnyTensor::Int(old) => AnyTensor::Int(made::<B, Int>(old, data)),
         AnyTensor::Bool(old) => AnyTensor::Bool(made::<B, Bool>(old, data)),
+    }
+}
+
+/// The paths of the matrices that Burn's stores write transposed, because of their save mapper: weights of layers with `LinearLayout::Col`.
+pub(crate) fn transposed_in_stores<B: Backend, M: Module<B>>(module: &M) -> Vec<String> {
+    let mut visitor = TransposedInStores {
+        path: Vec::new(),
+        found: Vec::new(),
+    };
+    module.visit(&mut visitor);
+    visitor.found
+}
+
+struct TransposedInStores {
+    path: Vec<String>,
+    found: Vec<String>,
+}
+
+impl<B: Backend> ModuleVisitor<B> for TransposedInStores {
+    follow_path!();
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        if D != 2 {
+            return;
+        }
+        // Of other sizes than the parameter, which would have to be gathered for it, and not square, so that its shape tells.
+        let (_, tensor, mapper) = param.clone().consume();
+        let matrix = Tensor::<B, D>::zeros(Shape::from(vec![2, 3]), &tensor.device());
+        if mapper.on_save(matrix).dims()[..] == [3, 2] {
+            self.found.push(self.path.join("."));
+        }
     }
 }

@@ -185,10 +185,16 @@ impl ReadOnUse {
         self.found.insert(name);
         param.init_mapper(move |initial| {
             let data = file.read(&info).unwrap_or_else(|error| panic!("{error}"));
+            // `param` may have been frozen after `load` was made.
             let is_trained = Parameter::is_require_grad(&initial);
             let options = (&Tensor::device(&initial), initial.dtype());
-            // `param` may have been frozen after `load` was made.
-            Parameter::set_require_grad(load(Tensor::from_data(data, options)), is_trained)
+            let read = load(Tensor::from_data(data, options));
+            let read = Parameter::set_require_grad(read, is_trained);
+            match is_trained {
+                true => read,
+                // Part of a graph if `initial` is, of which `prepare` makes a trained leaf.
+                false => initial.slice_assign(read.dims().map(|size| 0..size), read),
+            }
         })
     }
 }

@@ -18,9 +18,9 @@ use parking_lot::Mutex;
 
 use crate::backend::attach;
 use crate::host::floats;
-use crate::module::replace_tensors;
-use crate::optimizer::{Parameters, Statistics, own_shards};
-use crate::parameters::{Frozen, ParameterStore, Parts, Shard};
+use crate::module::{replace_tensors, transposed_in_stores};
+use crate::optimizer::{Parameters, Statistics};
+use crate::parameters::{Frozen, ParameterStore, Parts, Shard, own_shards};
 use crate::record::{
     Entry, Keep, MODEL, RecordError, Saved, ShardedRecord, TensorSlice, TensorSpec, TrainingState,
     end, save_sharded,
@@ -145,8 +145,8 @@ impl Recorder {
 
     /// Saves a training as one record in `dir`, as [`save_sharded`] does. Collective: all ranks call it, between two steps.
     ///
-    /// `state` has the number of updates, which names the record, and if wanted state of the caller. The state of the
-    /// optimizer and of the scheduler is filled in.
+    /// `state` has the number of updates, which names the record, and if wanted state of the caller. The rest is filled in. To find out which
+    /// matrices Burn's stores transpose, their save mappers are called with one of two rows and three columns.
     ///
     /// Costs one write of this rank's shard of model and optimizer, and host memory for twice its shard of the optimizer's state at the peak,
     /// once while it is written; the model is read from the device tensor by tensor, at stage 3 of several ranks from this rank's shards.
@@ -188,6 +188,9 @@ impl Recorder {
             state.optimizer = tree;
             let item: Item<S::Record<B>, B> = training.scheduler.to_record::<B>().into_item();
             state.scheduler = state::json(&item).map_err(of_scheduler)?;
+            let transposed = transposed_in_stores(training.model);
+            let transposed = transposed.into_iter().map(|path| format!("{MODEL}{path}"));
+            state.transposed = transposed.collect();
 
             let mut entries = Vec::new();
             for (tensor, bytes) in tensors {

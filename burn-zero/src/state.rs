@@ -9,6 +9,7 @@
 //! | `"$parameter path": ..` | state under the id of a parameter, whose tensors are cut over ranks: `optimizer/<place>` |
 //! | `{"$tensor": type}` | a tensor, named by its place: the keys from the root, joined by dots |
 
+use core::borrow::Borrow;
 use core::ops::Range;
 use std::collections::HashMap;
 
@@ -171,16 +172,17 @@ pub(crate) fn join<E: From<ZeroOptimizerError>>(
     Ok(found.unwrap_or(Value::Null))
 }
 
-/// The record of a tree that [`join`] has made. Costs a copy of the tensors in host memory.
+/// The record of a tree that [`join`] has made. Costs a copy of the tensors in host memory. A tree that is not borrowed is freed before the
+/// record is made.
 ///
 /// # Errors
 ///
 /// [`ZeroOptimizerError::State`].
 pub(crate) fn to_record<B: Backend, R: Record<B>>(
-    tree: Value,
+    tree: impl Borrow<Value>,
     device: &B::Device,
 ) -> Result<R, ZeroOptimizerError> {
-    let item: Item<R, B> = tree.deserialized().map_err(refuse)?;
+    let item: Item<R, B> = tree.borrow().deserialized().map_err(refuse)?;
     drop(tree);
     Ok(R::from_item(item, device))
 }

@@ -1,4 +1,4 @@
-//! The parameters that this thread's operations hook.
+//! The parameters that this thread's operations hook, and their uses.
 //!
 //! A thread is a rank: the optimizer that shards its leaves registers them here whenever it makes new ones.
 
@@ -9,17 +9,20 @@ use std::sync::{Arc, Weak};
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend};
+use burn_checkpoint::AutodiffTensor;
 
-use super::tape::{self, AutodiffTensor};
 use crate::reduce::GradientReducer;
 
 thread_local! {
     /// The depth of the graph, if any leaf is to be hooked.
     static DEPTH: Cell<Option<usize>> = const { Cell::new(None) };
     static LEAVES: RefCell<Leaves> = RefCell::default();
-    /// The node of the last leaf on which `float_is_require_grad` was called.
-    static ASKED: Cell<Option<u64>> = const { Cell::new(None) };
+    /// The place of the last tensor on which `float_is_require_grad` was called.
+    static ASKED: Cell<Option<Place>> = const { Cell::new(None) };
 }
+
+/// A tensor's node in the autodiff graph, and its depth; `None` if it is not part of one.
+type Place = (u64, Option<usize>);
 
 /// The leaves to hook, by node.
 type Leaves = HashMap<u64, Leaf>;
@@ -41,6 +44,23 @@ impl Leaf {
 
     fn is_used(&self) -> bool {
         self.uses.strong_count() > 0
+    }
+
+    /// `None` if its optimizer was dropped.
+    fn begin_use(&mut self, depth: usize) -> Option<Arc<Use>> {
+        if let Some(by) = self.uses.upgrade() {
+            return Some(by);
+        }
+        if self.reducer.strong_count() == 0 {
+            return None;
+        }
+        let by = Arc::new(Use {
+            reducer: self.reducer.clone(),
+            parameter: self.parameter,
+        });
+        self.uses = Arc::downgrade(&by);
+        self.depth = depth;
+        Some(by)
     }
 }
 
@@ -136,7 +156,7 @@ impl Depth {
     #[inline]
     pub(super) fn see<B: Backend>(&mut self, operand: &AutodiffTensor<B>) {
         if let Some(depth) = &mut self.0 {
-            *depth = tape::depth(operand).unwrap_or(0).max(*depth);
+            *depth = self::depth(operand).unwrap_or(0).max(*depth);
         }
     }
 
@@ -144,7 +164,7 @@ impl Depth {
     #[inline]
     pub(super) fn leave<B: Backend>(self, result: AutodiffTensor<B>) -> AutodiffTensor<B> {
         if self.0.is_some()
-            && let Some(depth) = tape::depth(&result)
+            && let Some(depth) = depth(&result)
         {
             DEPTH.set(DEPTH.get().max(Some(depth)));
         }
@@ -152,62 +172,68 @@ impl Depth {
     }
 }
 
-/// The operand of a recorded operation, hooked if it is a registered leaf.
+/// The use of an operand, and the depth of the graph, if it is a registered leaf.
 #[inline]
-pub(super) fn enter<B: Backend>(operand: AutodiffTensor<B>, depth: Depth) -> AutodiffTensor<B> {
-    match depth.0 {
-        Some(depth) if tape::depth(&operand) == Some(0) => hook(operand, depth),
-        _ => operand,
-    }
+pub(super) fn begin_use<B: Backend>(
+    operand: &AutodiffTensor<B>,
+    at: Depth,
+) -> Option<(Arc<Use>, usize)> {
+    let depth = at.0.filter(|_| depth(operand) == Some(0))?;
+    let by = LEAVES.with_borrow_mut(|leaves| leaves.get_mut(&node(operand))?.begin_use(depth))?;
+    Some((by, depth))
 }
 
-fn hook<B: Backend>(leaf: AutodiffTensor<B>, depth: usize) -> AutodiffTensor<B> {
-    let by = LEAVES.with_borrow_mut(|leaves| {
-        let leaf = leaves.get_mut(&tape::node(&leaf))?;
-        if let Some(by) = leaf.uses.upgrade() {
-            return Some(by);
-        }
-        if leaf.reducer.strong_count() == 0 {
-            return None;
-        }
-        let by = Arc::new(Use {
-            reducer: leaf.reducer.clone(),
-            parameter: leaf.parameter,
-        });
-        leaf.uses = Arc::downgrade(&by);
-        leaf.depth = depth;
-        Some(by)
-    });
-    match by {
-        // The hook must be deeper than `tape::Last`, the last operation of the tape, which has depth 1.
-        Some(by) => tape::hook(leaf, depth.max(1), by),
-        None => leaf,
-    }
-}
-
-/// Remembers the node that was queried: decorators that hide their tensors forward the query to this backend.
+/// Remembers the tensor that was queried: decorators that hide their tensors forward the query to this backend.
 #[inline]
 pub(super) fn ask<B: Backend>(tensor: &AutodiffTensor<B>) {
-    ASKED.set(Some(tape::node(tensor)));
+    ASKED.set(Some(place(tensor)));
 }
 
 /// Whether the tensor's backend has a [`Sharded`](super::Sharded) in it, which can hook the leaf.
 pub(crate) fn is_hooked<B: Backend>(tensor: &FloatTensor<B>) -> bool {
-    node_behind::<B>(tensor).is_some()
+    place_behind::<B>(tensor).is_some()
 }
 
 /// The number of a tensor's node in the autodiff graph. Two tensors with one number have the same elements. `None` if the backend does
 /// not expose it: it is neither `Autodiff` nor has a [`Sharded`](super::Sharded) in it.
 pub(crate) fn leaf_node<B: AutodiffBackend>(tensor: &FloatTensor<B>) -> Option<u64> {
-    node_behind::<B>(tensor).or_else(|| {
+    exposed_place::<B>(tensor).map(|(node, _)| node)
+}
+
+/// The tensor as a trained leaf if it was computed from one, of whose gradients none reaches an optimizer. In Burn 0.21 the initial value of a
+/// parameter with an `init_mapper` is such a tensor: the weight of a layer with `LinearLayout::Col`. Burn 0.22 makes a leaf of it. A
+/// tensor stays as it is if the backend does not expose its node.
+pub(crate) fn trained_leaf<B: AutodiffBackend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    match exposed_place::<B>(&tensor) {
+        Some((_, Some(1..))) => B::float_set_require_grad(B::float_detach(tensor), true),
+        _ => tensor,
+    }
+}
+
+fn exposed_place<B: AutodiffBackend>(tensor: &FloatTensor<B>) -> Option<Place> {
+    place_behind::<B>(tensor).or_else(|| {
         let tensor: &dyn Any = tensor;
         let tensor = tensor.downcast_ref::<AutodiffTensor<B::InnerBackend>>()?;
-        Some(tape::node(tensor))
+        Some(place(tensor))
     })
 }
 
-/// The node of the leaf inside a tensor: `float_is_require_grad` reaches that leaf through all decorators, and `ask` stores its node.
-fn node_behind<B: Backend>(tensor: &FloatTensor<B>) -> Option<u64> {
+/// The depth of a tensor in its graph; `None` if it is not part of one.
+pub(super) fn depth<B: Backend>(tensor: &AutodiffTensor<B>) -> Option<usize> {
+    (!tensor.node.requirement.is_none()).then_some(tensor.node.order)
+}
+
+/// The number of a tensor's node.
+pub(super) fn node<B: Backend>(tensor: &AutodiffTensor<B>) -> u64 {
+    tensor.node.id.value
+}
+
+fn place<B: Backend>(tensor: &AutodiffTensor<B>) -> Place {
+    (node(tensor), depth(tensor))
+}
+
+/// The place of the tensor inside a tensor: `float_is_require_grad` reaches it through all decorators, and `ask` stores its place.
+fn place_behind<B: Backend>(tensor: &FloatTensor<B>) -> Option<Place> {
     ASKED.set(None);
     B::float_is_require_grad(tensor);
     ASKED.take()

@@ -11,7 +11,7 @@ pub(crate) mod stream;
 mod tape;
 mod with_host;
 
-pub(crate) use leaves::{attach, is_hooked, leaf_node};
+pub(crate) use leaves::{attach, is_hooked, leaf_node, trained_leaf};
 pub use sharded::{Sharded, ShardedGradients};
 pub use tape::Tape;
 pub(crate) use with_host::on_host;

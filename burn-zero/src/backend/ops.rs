@@ -8,10 +8,10 @@ use core::convert::identity;
 use burn_decorator::types::*;
 use burn_decorator::{kind_type, map_operand, map_result};
 
-use super::leaves::{Depth, ask, enter};
+use super::leaves::{Depth, ask};
 use super::sharded::Sharded;
 use super::stream::draw;
-use super::tape::Tape;
+use super::tape::{Tape, enter};
 
 /// Raises `$depth` to that of an operand.
 macro_rules! see {

@@ -9,7 +9,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend, BackendTypes};
 use burn_decorator::weight::{GradientWeight, take};
 
-use super::leaves::{forget_depth, leaves, reducers};
+use super::leaves::{depth, forget_depth, leaves, node, reducers};
 use super::stream;
 use super::tape::{self, Tape};
 use super::with_host::{PlacedTensor, WithHost};
@@ -73,7 +73,7 @@ impl<A: Tape> AutodiffBackend for Sharded<A> {
     fn backward(loss: FloatTensor<Self>) -> Self::Gradients {
         let reducers = reducers();
         let device = A::float_device(&loss);
-        let loss = match tape::depth(&loss) {
+        let loss = match depth(&loss) {
             Some(_) if !reducers.is_empty() => {
                 for reducer in &reducers {
                     begin(reducer);
@@ -111,7 +111,7 @@ impl<A: Tape> AutodiffBackend for Sharded<A> {
         tensor: &FloatTensor<Self>,
         grads: &Self::Gradients,
     ) -> Option<FloatTensor<Self::InnerBackend>> {
-        match grads.left.get(&tape::node(tensor)) {
+        match grads.left.get(&node(tensor)) {
             Some(gradient) => gradient.clone(),
             None => {
                 grads.note_stayed(tensor);
@@ -124,7 +124,7 @@ impl<A: Tape> AutodiffBackend for Sharded<A> {
         tensor: &FloatTensor<Self>,
         grads: &mut Self::Gradients,
     ) -> Option<FloatTensor<Self::InnerBackend>> {
-        match grads.left.get_mut(&tape::node(tensor)) {
+        match grads.left.get_mut(&node(tensor)) {
             Some(gradient) => gradient.take(),
             None => {
                 grads.note_stayed(tensor);
@@ -139,7 +139,7 @@ impl<A: Tape> AutodiffBackend for Sharded<A> {
         grad: FloatTensor<Self::InnerBackend>,
     ) {
         A::grad_remove(tensor, &mut grads.inner);
-        grads.left.insert(tape::node(tensor), Some(grad));
+        grads.left.insert(node(tensor), Some(grad));
     }
 
     fn inner(tensor: FloatTensor<Self>) -> FloatTensor<Self::InnerBackend> {
@@ -175,7 +175,7 @@ impl<A: Tape> ShardedGradients<A> {
     /// Notes that the gradient of a leaf has not left the graph, as that of a parameter which was replaced since the last step: the step
     /// reduces it. Also where this rank has none, as another may.
     fn note_stayed(&self, leaf: &FloatTensor<Sharded<A>>) {
-        let node = tape::node(leaf);
+        let node = node(leaf);
         for reducer in &self.reducers {
             reducer.set_not_reduced(node);
         }

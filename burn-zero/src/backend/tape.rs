@@ -18,26 +18,22 @@ use burn_backend::{AutodiffBackend, Backend, Shape, TensorMetadata};
 pub use burn_checkpoint::{AutodiffTensor, Tape};
 use burn_decorator::cell::with_value;
 
-use super::leaves::{OwnLeaf, Use, leaves};
+use super::leaves::{Depth, OwnLeaf, Use, begin_use, leaves};
 use crate::host::HostRead;
 use crate::reduce::GradientReducer;
 
-/// The depth of a tensor in its graph; `None` if it is not part of one.
-pub(super) fn depth<B: Backend>(tensor: &AutodiffTensor<B>) -> Option<usize> {
-    (!tensor.node.requirement.is_none()).then_some(tensor.node.order)
-}
-
-/// The number of a tensor's node.
-pub(super) fn node<B: Backend>(tensor: &AutodiffTensor<B>) -> u64 {
-    tensor.node.id.value
+/// The operand of a recorded operation, hooked if it is a registered leaf.
+#[inline]
+pub(super) fn enter<B: Backend>(operand: AutodiffTensor<B>, depth: Depth) -> AutodiffTensor<B> {
+    match begin_use(&operand, depth) {
+        // The hook must be deeper than `Last`, the last operation of the tape, which has depth 1.
+        Some((by, depth)) => hook(operand, depth.max(1), by),
+        None => operand,
+    }
 }
 
 /// Hooks one use of a leaf at `depth`: the result is an identity operation on the leaf.
-pub(super) fn hook<B: Backend>(
-    leaf: AutodiffTensor<B>,
-    depth: usize,
-    by: Arc<Use>,
-) -> AutodiffTensor<B> {
+fn hook<B: Backend>(leaf: AutodiffTensor<B>, depth: usize, by: Arc<Use>) -> AutodiffTensor<B> {
     let mut anchor = Autodiff::<B>::from_inner(leaf.primitive.clone());
     Arc::get_mut(&mut anchor.node)
         .expect("a tensor that was just made has one owner")

@@ -21,6 +21,7 @@
 mod buffer;
 mod call;
 mod collectives;
+mod end_process;
 mod launcher;
 mod member;
 #[cfg(feature = "mpi")]
@@ -29,13 +30,13 @@ mod options;
 mod process_group;
 mod simulated;
 mod threads;
-mod watch;
 
 pub use buffer::{BufferDtype, HostBuffer, ReduceOp};
 pub(crate) use call::balanced;
 pub use call::{Operation, Sent, Split, Traffic};
 pub use collectives::Collectives;
 pub(crate) use collectives::Parts;
+pub(crate) use end_process::finish_first;
 pub use launcher::{launched, local_rank};
 pub use member::{Job, Member, Pending};
 #[cfg(feature = "mpi")]
@@ -44,4 +45,3 @@ pub use options::{GroupFault, GroupOptions};
 pub use process_group::ProcessGroup;
 pub use simulated::SimulatedRank;
 pub use threads::{SingleRank, ThreadGroup};
-pub(crate) use watch::finish_first;

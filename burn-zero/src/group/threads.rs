@@ -15,10 +15,13 @@ use super::{
     GroupFault, GroupOptions, Member, ProcessGroup,
     call::Call,
     collectives::{Exchange, Part, Peers, Transport, panic_message},
+    end_process::end_process,
     member::Queue,
-    watch::watch,
 };
 use crate::ZeroError;
+
+/// The time that the other threads of a lost group have to end; four deadlines if these are shorter.
+const GRACE: Duration = Duration::from_secs(10);
 
 /// A rank that is a thread of this process. A clone is the same rank.
 ///
@@ -102,7 +105,7 @@ impl ThreadGroup {
         let run = |(group, task): (Self, T)| group.guard(|group| rank(group, task));
         let run = &run;
         thread::scope(|scope| {
-            scope.spawn(|| watch(&mailboxes, deadline));
+            scope.spawn(|| mailboxes.watch(deadline));
             let mut ranks = groups.into_iter().zip(tasks).enumerate();
             let first = if here { ranks.next() } else { None };
             let start = |(number, rank)| {
@@ -203,8 +206,19 @@ impl Mailboxes {
         self.ended.notify_all();
     }
 
+    /// Returns when all threads of the group have ended, or ends the process: in bounded time if the group is lost and one of them does not end.
+    fn watch(&self, deadline: Duration) {
+        let Some(fault) = self.wait_for_fault() else {
+            return;
+        };
+        let running = self.wait_for_ends(GRACE.min(4 * deadline));
+        if !running.is_empty() {
+            end_process(&fault, &running);
+        }
+    }
+
     /// Waits until all threads have ended, and returns `None`, or until one has ended in a lost group.
-    pub fn wait_for_fault(&self) -> Option<GroupFault> {
+    fn wait_for_fault(&self) -> Option<GroupFault> {
         let mut state = self.state.lock();
         while state.ended.contains(&false) {
             match &state.peers.lost {
@@ -216,7 +230,7 @@ impl Mailboxes {
     }
 
     /// Waits for all threads to end, at most for `limit`. Returns the ranks whose threads still run.
-    pub fn wait_for_ends(&self, limit: Duration) -> Vec<usize> {
+    fn wait_for_ends(&self, limit: Duration) -> Vec<usize> {
         let until = Instant::now() + limit;
         let mut state = self.state.lock();
         while state.ended.contains(&false) && !self.ended.wait_until(&mut state, until).timed_out()

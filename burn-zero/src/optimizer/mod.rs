@@ -26,5 +26,4 @@ pub use prepare::shard_parameters;
 pub(crate) use rank_context::{Ask, RankContext};
 pub(crate) use statistics::Statistics;
 pub use statistics::independent;
-pub(crate) use step::own_shards;
 pub use zero_optimizer::ZeroOptimizer;

@@ -12,14 +12,13 @@ use burn_decorator::gradient::{Ranks, decide_with, keep_on_host};
 use super::parameter_shards::ParameterShards;
 use super::parameters::Parameters;
 use super::statistics::{Statistics, independent_if_shared};
-use super::step::own_shards;
 use super::trial;
 use super::zero_optimizer::ZeroOptimizer;
 use crate::backend::{attach, leaf_node, stream};
 use crate::group::{BufferDtype, HostBuffer, ProcessGroup};
 use crate::host::{HostRead, exchanged, floats};
 use crate::module::replace_tensors;
-use crate::parameters::{Frozen, ParameterStore, Parts, offloaded, replace_parameters};
+use crate::parameters::{Frozen, ParameterStore, Parts, offloaded, own_shards, replace_parameters};
 use crate::reduce::{GradientReducer, Layout};
 use crate::{Memory, ZeroError, ZeroOptimizerError, raise, state};
 use burn_decorator::module::for_each_float;
@@ -42,7 +41,7 @@ impl<O> ZeroOptimizer<O> {
         M: AutodiffModule<B>,
     {
         match (self.gathers_units(&**group), self.settings.parameters) {
-            (false, Memory::Device) => Ok(module),
+            (false, Memory::Device) => replace_parameters::<B, M, _>(module, |_, _| Ok(None)),
             (false, Memory::Host) => Ok(offloaded::<B, M>(module, device)?),
             (true, _) => {
                 let (known, mut frozen) = {

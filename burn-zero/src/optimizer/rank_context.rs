@@ -132,13 +132,12 @@ impl RankContext {
         self.group.barrier("rank 0 has written its record")
     }
 
-    /// Takes the gathered state of all ranks; `None` if there is none or it was taken before.
-    pub(super) fn take_whole<B: Backend, R: Record<B>>(&self) -> Option<R> {
-        let tree = self.whole.lock().take()?;
-        Some(raise(to_record::<B, R>(
-            tree,
-            &B::Device::from_id(self.device),
-        )))
+    /// The gathered state of all ranks; `None` outside of [`write_record`](Self::write_record). It stays, because a wrapper may make more than
+    /// one record of its optimizer for the one that is written.
+    pub(super) fn whole<B: Backend, R: Record<B>>(&self) -> Option<R> {
+        let tree = self.whole.lock();
+        let device = B::Device::from_id(self.device);
+        Some(raise(to_record::<B, R>(tree.as_ref()?, &device)))
     }
 }
 

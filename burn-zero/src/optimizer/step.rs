@@ -21,7 +21,7 @@ use crate::backend::leaf_node;
 use crate::group::ProcessGroup;
 use crate::host::HostRead;
 use crate::offload::step_on_shards;
-use crate::parameters::{NewValue, ParameterStore, Shard, Units, is_on_host};
+use crate::parameters::{NewValue, ParameterStore, Shard, Units, is_on_host, own_shards};
 use crate::recorder::Prepared;
 use crate::reduce::{GradientReducer, Layout, StepTag};
 use crate::{Memory, Stage, ZeroError, ZeroOptimizerError};
@@ -281,31 +281,6 @@ impl<O> ZeroOptimizer<O> {
             leaf
         })
     }
-}
-
-/// This rank's shards of the module's parameters: those in `known` for leaves that were made from `known`. Other leaves, which have the same
-/// values on all ranks, are read.
-pub(crate) fn own_shards<B: AutodiffBackend, M: AutodiffModule<B>>(
-    known: Option<&ParameterStore>,
-    layout: &Layout,
-    parameters: &Parameters,
-    module: &M,
-) -> Vec<Shard> {
-    let values = parameters.values::<B, M>(module).into_iter();
-    let shards = values.map(|(parameter, value)| {
-        let node = parameters.nodes[parameter];
-        match known.and_then(|shards| shards.own(parameter, node)) {
-            Some(own) => own.clone(),
-            // The read may be a collective, so a rank without elements of the parameter makes it too.
-            None => {
-                let whole = HostRead::start::<B::InnerBackend>(value).wait();
-                let ranges = layout.shard(parameter).iter();
-                let own = ranges.flat_map(|range| &whole[range.clone()]);
-                Arc::new(own.copied().collect())
-            }
-        }
-    });
-    shards.collect()
 }
 
 /// Reduces this rank's gradients, unless backward has, and returns this rank's shards. `nodes` are those of the parameters' leaves. `None` if

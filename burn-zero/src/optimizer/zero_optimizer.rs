@@ -300,7 +300,8 @@ impl<O> ZeroOptimizer<O> {
 
     /// Registers a model and gives every rank the weights of rank 0. To be called on the thread that trains, before the first forward and
     /// again after weights were loaded or parameters frozen; an optimizer that has state of the parameters trained before refuses others.
-    /// All ranks call it. Tied parameters are one leaf afterwards, and running statistics, such as BatchNorm's, are not shared with clones of the given module.
+    /// All ranks call it. Every parameter is a trained leaf afterwards, on backends that expose their nodes also the weight of a layer with
+    /// `LinearLayout::Col`, of which Burn 0.21 makes none; tied parameters are one leaf, and running statistics, such as BatchNorm's, are not shared with clones of the given module.
     ///
     /// # Errors
     ///
@@ -388,7 +389,7 @@ where
 
     fn to_record(&self) -> Self::Record {
         let context = RankContext::here().filter(|_| self.in_learner);
-        let whole = context.and_then(|context| context.take_whole::<B, _>());
+        let whole = context.and_then(|context| context.whole::<B, _>());
         whole.unwrap_or_else(|| self.inner.to_record())
     }
 

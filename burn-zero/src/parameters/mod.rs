@@ -17,8 +17,9 @@ use burn_checkpoint::{RematError, delivered, is_delivered};
 use burn_decorator::upload;
 
 use crate::ZeroOptimizerError;
+use crate::backend::trained_leaf;
 pub(crate) use parts::{Frozen, Parts};
-pub(crate) use store::ParameterStore;
+pub(crate) use store::{ParameterStore, own_shards};
 pub(crate) use units::{Shard, Units};
 
 use crate::host::{HostRead, floats};
@@ -99,8 +100,8 @@ pub(crate) fn refused(error: RematError) -> ZeroOptimizerError {
 }
 
 /// The module with other leaves of its parameters, trained and frozen, which `make` returns for a path and a value; `None` leaves the
-/// parameter as it is. A parameter that is not initialised yet is initialised when it is replaced. A value that is loaded into a replaced one
-/// moves to host memory.
+/// parameter as it is, or as a [`trained_leaf`]. A parameter that is not initialised yet is initialised when it is replaced. A value that is
+/// loaded into a replaced one moves to host memory.
 ///
 /// # Errors
 ///
@@ -147,12 +148,15 @@ where
             TensorPrimitive::Float(old) if self.failed.is_none() => old,
             other => return Param::from_mapped_value(id, Tensor::from_primitive(other), mapper),
         };
-        let trained = B::float_is_require_grad(&old);
         let path = self.path.join(".");
-        let is_due = match &self.statistics {
-            None => is_new || trained,
-            Some(statistics) => !trained && !statistics.contains(&path),
+        // A running statistic may be computed from a leaf too: Burn's `load_record` copies it from one.
+        let (is_due, old) = match &self.statistics {
+            None if is_new => (true, trained_leaf::<B>(old)),
+            None => (B::float_is_require_grad(&old), old),
+            Some(statistics) if statistics.contains(&path) => (false, old),
+            Some(_) => (!B::float_is_require_grad(&old), trained_leaf::<B>(old)),
         };
+        let trained = B::float_is_require_grad(&old);
         let made = match self.made.get(&id).filter(|_| trained) {
             Some(leaf) => Ok(Some(leaf.clone())),
             None if is_due => (self.make)(&path, &old),

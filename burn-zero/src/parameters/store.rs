@@ -23,7 +23,7 @@ use crate::backend::leaf_node;
 use crate::group::Pending;
 use crate::host::HostRead;
 use crate::optimizer::Parameters;
-use crate::reduce::GradientReducer;
+use crate::reduce::{GradientReducer, Layout};
 use crate::{ZeroError, raise};
 
 /// The parameters after one step, which the leaves of the model share.
@@ -241,4 +241,29 @@ impl fmt::Debug for ParameterStore {
         let mut shards = f.debug_struct("ParameterStore");
         shards.field("at", &self.at).finish_non_exhaustive()
     }
+}
+
+/// This rank's shards of the module's parameters: those in `known` for leaves that were made from `known`. Other leaves, which have the same
+/// values on all ranks, are read.
+pub(crate) fn own_shards<B: AutodiffBackend, M: AutodiffModule<B>>(
+    known: Option<&ParameterStore>,
+    layout: &Layout,
+    parameters: &Parameters,
+    module: &M,
+) -> Vec<Shard> {
+    let values = parameters.values::<B, M>(module).into_iter();
+    let shards = values.map(|(parameter, value)| {
+        let node = parameters.nodes[parameter];
+        match known.and_then(|shards| shards.own(parameter, node)) {
+            Some(own) => own.clone(),
+            // The read may be a collective, so a rank without elements of the parameter makes it too.
+            None => {
+                let whole = HostRead::start::<B::InnerBackend>(value).wait();
+                let ranges = layout.shard(parameter).iter();
+                let own = ranges.flat_map(|range| &whole[range.clone()]);
+                Arc::new(own.copied().collect())
+            }
+        }
+    });
+    shards.collect()
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::RecordError;
-use super::manifest::CHUNK_BYTES;
+use super::entry::CHUNK_BYTES;
 
 /// Name of the manifest in a record's directory.
 pub(super) const MANIFEST: &str = "manifest.json";

@@ -8,6 +8,9 @@ use safetensors::Dtype;
 
 use super::RecordError;
 
+/// Bytes of a slice under one checksum, the smallest unit that is read.
+pub(super) const CHUNK_BYTES: usize = 1 << 20;
+
 /// A tensor of a record as a whole: the same on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {

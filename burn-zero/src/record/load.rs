@@ -236,8 +236,8 @@ pub fn load_sharded(
 /// and so does any other program that reads safetensors. An existing file is replaced atomically, when the new one is on the
 /// disk. Costs one read and one write of the model, and a mebibyte of memory. Types are those of the record: [`consolidate_as`] chooses another.
 ///
-/// Values are as they are in memory, without the mappers that Burn's stores apply. So the weight of a layer with `LinearLayout::Col` is
-/// transposed to what Burn's stores write: load it into a model with `LinearLayout::Row`.
+/// The weight of a layer with `LinearLayout::Col` is transposed, as Burn's stores write it; its bytes are in memory twice. Other save mappers
+/// are not applied.
 ///
 /// # Errors
 ///
@@ -279,12 +279,19 @@ fn consolidate_floats(
     }
     // As safetensors orders: by type, and within a type by name, as they are already.
     tensors.sort_by_key(|tensor| Reverse(in_file(tensor.dtype)));
-    let entry = |TensorSpec { name, dtype, shape }: &TensorSpec| {
-        (
-            name[MODEL.len()..].to_owned(),
-            in_file(*dtype),
-            shape.clone(),
-        )
+    let transposed = record.state().transposed.clone();
+    // The number of columns.
+    let transposed = |TensorSpec { name, shape, .. }: &TensorSpec| match shape[..] {
+        [_, columns] => transposed.contains(name).then_some(columns),
+        _ => None,
+    };
+    let entry = |tensor: &TensorSpec| {
+        let TensorSpec { name, dtype, shape } = tensor;
+        let mut shape = shape.clone();
+        if transposed(tensor).is_some() {
+            shape.reverse();
+        }
+        (name[MODEL.len()..].to_owned(), in_file(*dtype), shape)
     };
     let header = header(record.state().step, tensors.iter().map(entry));
 
@@ -301,16 +308,22 @@ fn consolidate_floats(
         let (manifest, mut bytes) = (record.manifest.clone(), Vec::new());
         for TensorSlice { tensor, range } in tensors.into_iter().map(TensorSlice::whole) {
             let from = tensor.dtype;
+            let mut write = |bytes: &[u8]| match floats {
+                Some(to) if in_file(from) != from => {
+                    let floats = HostBuffer::from_f32(to, to_f32(bytes, from));
+                    file.write(floats.as_bytes())
+                }
+                _ => file.write(bytes),
+            };
+            if let Some(columns) = transposed(&tensor) {
+                let whole = record.read_ranges(&tensor, &[range])?;
+                write(&transpose(&whole, columns, tensor.element_bytes()))?;
+                continue;
+            }
             for part in manifest.tensors[&tensor.name].parts(&range) {
                 bytes.resize(part.wanted.len(), 0);
                 record.read_part(&part, &mut bytes)?;
-                match floats {
-                    Some(to) if in_file(from) != from => {
-                        let floats = HostBuffer::from_f32(to, to_f32(&bytes, from));
-                        file.write(floats.as_bytes())?;
-                    }
-                    _ => file.write(&bytes)?,
-                }
+                write(&bytes)?;
             }
         }
         let bytes = file.finish()?;
@@ -323,6 +336,15 @@ fn consolidate_floats(
         // The first error is returned; the file may not exist.
         let _ = fs::remove_file(&temporary);
     })
+}
+
+/// The elements of a matrix with so many columns, column by column.
+fn transpose(matrix: &[u8], columns: usize, element_bytes: usize) -> Vec<u8> {
+    let column = |column: usize| {
+        let rows = matrix.chunks_exact(columns * element_bytes);
+        rows.flat_map(move |row| &row[column * element_bytes..][..element_bytes])
+    };
+    (0..columns).flat_map(column).copied().collect()
 }
 
 /// Floats of a file, which are little-endian, in f32.

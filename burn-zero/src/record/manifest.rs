@@ -13,16 +13,13 @@ use serde_json::{Map, Value};
 
 use super::RecordError;
 use super::directory::{rank_file, run};
-use super::entry::TensorSpec;
+use super::entry::{CHUNK_BYTES, TensorSpec};
 
 /// The format name in every manifest.
 const FORMAT: &str = "burn-zero sharded record";
 
 /// The version that this program writes and reads.
 const VERSION: u32 = 5;
-
-/// Bytes of a slice under one checksum, the smallest unit that is read.
-pub(super) const CHUNK_BYTES: usize = 1 << 20;
 
 /// What training needs besides tensors, as JSON.
 ///
@@ -40,6 +37,10 @@ pub struct TrainingState {
     /// [`Recorder`](crate::Recorder) fills it in.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub optimizer: Value,
+    /// The names of the matrices that [`consolidate`](crate::consolidate) transposes, as Burn's stores do: weights of layers with
+    /// `LinearLayout::Col`. The [`Recorder`](crate::Recorder) fills it in.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub transposed: Vec<String>,
     /// The caller's own state: position in the data, configuration, metrics.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub user: Map<String, Value>,
@@ -196,6 +197,11 @@ impl Manifest {
         for (what, theirs, ours) in [
             ("step", theirs.step.into(), ours.step.into()),
             ("scheduler", theirs.scheduler, ours.scheduler.clone()),
+            (
+                "transposed matrices",
+                theirs.transposed.into(),
+                ours.transposed.clone().into(),
+            ),
             ("user state", theirs.user.into(), ours.user.clone().into()),
         ] {
             if ours != theirs {

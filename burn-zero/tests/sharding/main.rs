@@ -2,6 +2,7 @@
 
 mod agreement;
 mod bytes;
+mod columns;
 mod compose;
 mod families;
 mod gan;

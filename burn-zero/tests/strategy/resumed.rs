@@ -1,9 +1,10 @@
 //! Training is resumed at the same and at other numbers of ranks.
 
 use burn::module::Module;
-use burn_zero::Stage;
+use burn::optim::{GradientsParams, MultiGradientsParams, Optimizer};
+use burn_zero::{Stage, ZeroStrategy};
 
-use crate::learner::{Outcome, Setup};
+use crate::learner::{Outcome, Setup, train};
 use crate::model::{Model, Row, bits, rows};
 use crate::{Z, as_burn, on_ranks, repeated};
 
@@ -65,5 +66,45 @@ fn with_a_layer_that_is_frozen_it_goes_on_as_burn_does() {
             let ours = on_ranks(ranks, stage, &start, setup);
             assert_eq!(bits(&ours.model), bits(&burns.model), "{ranks} {stage}");
         }
+    }
+}
+
+/// Makes a record twice and writes the second.
+#[derive(Clone)]
+struct Twice<O>(O);
+
+impl<O: Optimizer<Model<Z>, Z>> Optimizer<Model<Z>, Z> for Twice<O> {
+    type Record = O::Record;
+
+    fn step(&mut self, lr: f64, model: Model<Z>, gradients: GradientsParams) -> Model<Z> {
+        self.0.step(lr, model, gradients)
+    }
+
+    fn step_multi(&mut self, _: f64, _: Model<Z>, _: MultiGradientsParams) -> Model<Z> {
+        unreachable!("a rank has one device")
+    }
+
+    fn to_record(&self) -> Self::Record {
+        drop(self.0.to_record());
+        self.0.to_record()
+    }
+
+    fn load_record(self, record: Self::Record) -> Self {
+        Self(self.0.load_record(record))
+    }
+}
+
+#[test]
+fn each_record_of_one_save_has_the_state_of_all_ranks() {
+    let _turn = crate::turn();
+    let start = Model::new();
+    for stage in crate::STAGES {
+        let once = on_ranks(2, stage, &start, Setup::new(rows(0, 20), 1));
+        let twice = Twice(crate::adamw::<Z>(stage));
+        let setup = Setup::new(rows(0, 20), 1);
+        let strategy = Some(ZeroStrategy::threads(2).into());
+        let twice = train(start.clone(), twice, crate::falling(), setup, strategy);
+        let [once, twice] = [once, twice].map(|it| it.directory.records(1));
+        assert!(twice == once, "{stage}");
     }
 }

@@ -1,27 +1,16 @@
-//! Ends the process in bounded time when a group of threads is lost and one of them does not end.
+//! The end of a process whose group is lost.
 
 use std::{
     process,
     sync::{Arc, Weak},
-    time::Duration,
 };
 
 use parking_lot::Mutex;
 
-use super::threads::Mailboxes;
+use super::GroupFault;
 
-/// The time that the other threads of a lost group have to end; four deadlines if these are shorter.
-const GRACE: Duration = Duration::from_secs(10);
-
-/// Returns when all threads of a group have ended, or ends the process.
-pub(super) fn watch(mailboxes: &Mailboxes, deadline: Duration) {
-    let Some(fault) = mailboxes.wait_for_fault() else {
-        return;
-    };
-    let running = mailboxes.wait_for_ends(GRACE.min(4 * deadline));
-    if running.is_empty() {
-        return;
-    }
+/// Ends the process after a fault, in which these ranks still run, when the files that are being written are complete.
+pub(super) fn end_process(fault: &GroupFault, running: &[usize]) -> ! {
     let writers: Vec<_> = WRITERS.lock().iter().filter_map(Weak::upgrade).collect();
     writers.iter().for_each(|finish| finish());
     let ranks: Vec<_> = running.iter().map(|rank| format!("rank {rank}")).collect();
