@@ -1,6 +1,6 @@
 //! A budget on many small operations against the same step without one, interleaved in one run.
 //!
-//! `cargo bench --workspace --bench many_small`; some seconds.
+//! `cargo bench --workspace --bench many_small`; about a minute.
 
 #[path = "../tests/many/mod.rs"]
 mod many;
@@ -15,8 +15,8 @@ use many::{Ctc, Lstm, Step};
 
 type B = Autodiff<Remat<Flex>>;
 
-/// Each is the median of so many steps.
-const ROUNDS: usize = 9;
+/// Each is the median of so many rounds; the ratios are those of steps of one round, because the speed of a shared machine changes meanwhile.
+const ROUNDS: usize = 41;
 
 /// Steps before a timed one: in the first the sizes of results are learnt, in the second tensors are evicted as in every later one.
 const BEFORE: usize = 2;
@@ -30,9 +30,10 @@ fn timed(step: &impl Step<B>, budget: Option<&InstalledBudget>) -> Duration {
     start.elapsed()
 }
 
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort();
-    times[times.len() / 2]
+/// The quartiles, the median in the middle.
+fn quartiles(mut values: Vec<f64>) -> [f64; 3] {
+    values.sort_by(f64::total_cmp);
+    [1, 2, 3].map(|quarter| values[values.len() * quarter / 4])
 }
 
 fn compare(name: &str, step: &impl Step<B>, fraction: f64) {
@@ -47,24 +48,28 @@ fn compare(name: &str, step: &impl Step<B>, fraction: f64) {
     let limit = budget.limit_bytes()[0].expect("measured");
     drop(budget);
     let limits = [None, Some(u64::MAX / 2), Some(limit)];
-    let mut times = limits.map(|_| Vec::new());
+    let mut rounds = Vec::new();
     let mut stats = RematStats::default();
     for _ in 0..ROUNDS {
-        for (limit, times) in limits.iter().zip(&mut times) {
+        rounds.push(limits.map(|limit| {
             let budget = limit.map(|limit| MemoryBudget::bytes(limit).install());
             for _ in 0..BEFORE {
                 timed(step, budget.as_ref());
             }
             RematStats::reset_thread();
-            times.push(timed(step, budget.as_ref()));
+            let time = timed(step, budget.as_ref());
             stats = RematStats::of_thread();
-        }
+            time.as_secs_f64()
+        }));
     }
-    let [plain, recorded, limited] = times.map(median);
+    let of = |value: fn(&[f64; 3]) -> f64| quartiles(rounds.iter().map(value).collect());
+    let [low, fits, high] = of(|[plain, fits, _]| fits / plain);
+    let [lowest, limited, highest] = of(|[plain, _, limited]| limited / plain);
     println!(
-        "{name} at {:.0} %: {plain:?} without a budget, {recorded:?} with one that fits, {limited:?} ({:.2} times); {stats:?}",
+        "{name} at {:.0} %: {:.1} ms without a budget, {fits:.2} times with one that fits ({low:.2} to {high:.2}), {limited:.2} times with \
+         this one ({lowest:.2} to {highest:.2}); {stats:?}",
         fraction * 100.0,
-        limited.as_secs_f64() / plain.as_secs_f64(),
+        of(|[plain, ..]| 1e3 * plain)[1],
     );
 }
 

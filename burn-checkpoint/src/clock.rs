@@ -15,8 +15,10 @@ thread_local! {
 /// Counts an operation of this thread, and returns its number.
 #[inline]
 pub(crate) fn tick() -> u64 {
-    OPERATIONS.set(now() + 1);
-    now()
+    OPERATIONS.with(|operations| {
+        operations.set(operations.get() + 1);
+        operations.get()
+    })
 }
 
 /// The number of this thread's last operation.
@@ -59,10 +61,13 @@ impl Step {
         number: 0,
     };
 
-    /// Begins a pass.
-    pub fn begin(&mut self, phase: Phase) {
-        self.number += u64::from(phase == Phase::Backward && self.phase == Phase::Forward);
-        self.phase = phase;
+    /// With a pass that begins.
+    pub fn begin(self, phase: Phase) -> Self {
+        let begins = phase == Phase::Backward && self.phase == Phase::Forward;
+        Self {
+            phase,
+            number: self.number + u64::from(begins),
+        }
     }
 }
 

@@ -31,11 +31,42 @@ static CHANGES: AtomicU64 = AtomicU64::new(0);
 static OF_THREADS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// The value of `CHANGES` that this thread has followed.
-    static KNOWN: Cell<u64> = const { Cell::new(0) };
-    static RECORDS: Cell<bool> = const { Cell::new(false) };
-    static COLLECTING: Cell<bool> = const { Cell::new(false) };
+    static FLAGS: Flags = const { Flags::new() };
     static CONTEXT: RefCell<Context> = const { RefCell::new(Context::new()) };
+}
+
+/// What every operation asks for, in one place: it is reached faster than [`CONTEXT`] is borrowed.
+struct Flags {
+    /// The value of `CHANGES` that this thread has followed.
+    known: Cell<u64>,
+    in_scope: Cell<bool>,
+    has_budget: Cell<bool>,
+    step: Cell<Step>,
+    /// Whether a tensor of `Remat` was used or returned since the outermost scope began.
+    met: Cell<bool>,
+    collecting: Cell<bool>,
+}
+
+impl Flags {
+    const fn new() -> Self {
+        Self {
+            known: Cell::new(0),
+            in_scope: Cell::new(false),
+            has_budget: Cell::new(false),
+            step: Cell::new(Step::FIRST),
+            met: Cell::new(false),
+            collecting: Cell::new(false),
+        }
+    }
+
+    fn records(&self) -> bool {
+        self.in_scope.get() || self.has_budget.get()
+    }
+
+    /// Begins a pass. Returns where in a step the thread was.
+    fn begin(&self, phase: Phase) -> Step {
+        self.step.replace(self.step.get().begin(phase))
+    }
 }
 
 /// An open scope.
@@ -52,14 +83,11 @@ struct Context {
     budgets: Stack<Option<Arc<Installed>>>,
     /// The process's budget, in force if the thread has none of its own.
     of_process: Option<Arc<Installed>>,
-    step: Step,
     /// The counters of new tensors, one entry for each device.
     counters: Vec<Arc<MemoryStats>>,
     /// The thread's counters, over all devices and budgets.
     counts: Option<Arc<Counts>>,
     collected: Vec<Arc<dyn AnyEntry>>,
-    /// Whether a tensor of `Remat` was used or returned since the outermost scope began.
-    met: bool,
 }
 
 impl Context {
@@ -68,11 +96,9 @@ impl Context {
             frames: Vec::new(),
             budgets: Stack::new(),
             of_process: None,
-            step: Step::FIRST,
             counters: Vec::new(),
             counts: None,
             collected: Vec::new(),
-            met: false,
         }
     }
 
@@ -103,12 +129,15 @@ impl Context {
     /// Called when another budget comes into force: new tensors get new counters, under that budget.
     fn change_budget(&mut self) {
         self.counters.clear();
-        self.step.begin(Phase::Forward);
+        FLAGS.with(|flags| flags.begin(Phase::Forward));
         self.update();
     }
 
     fn update(&self) {
-        RECORDS.set(!self.frames.is_empty() || self.budget().is_some());
+        FLAGS.with(|flags| {
+            flags.in_scope.set(!self.frames.is_empty());
+            flags.has_budget.set(self.budget().is_some());
+        });
     }
 }
 
@@ -128,7 +157,7 @@ pub enum Recorder {
 pub fn recorder() -> Recorder {
     match records() {
         false => Recorder::None,
-        true if CONTEXT.with_borrow(|context| context.budget().is_some()) => Recorder::Budget,
+        true if FLAGS.with(|flags| flags.has_budget.get()) => Recorder::Budget,
         true => Recorder::Scope,
     }
 }
@@ -136,17 +165,19 @@ pub fn recorder() -> Recorder {
 /// Whether operations of this thread are recorded.
 #[inline]
 pub(crate) fn records() -> bool {
-    if CHANGES.load(Ordering::Acquire) != KNOWN.get() {
-        follow_process();
-    }
-    RECORDS.get()
+    FLAGS.with(|flags| {
+        if CHANGES.load(Ordering::Acquire) != flags.known.get() {
+            follow_process(flags);
+        }
+        flags.records()
+    })
 }
 
 /// Updates this thread's copy of the process's budget.
 #[cold]
-fn follow_process() {
+fn follow_process(flags: &Flags) {
     let of_process = OF_PROCESS.lock();
-    KNOWN.set(CHANGES.load(Ordering::Acquire));
+    flags.known.set(CHANGES.load(Ordering::Acquire));
     let mut changed = of_process.top().map(|budget| Installed::new(*budget));
     drop(of_process);
     // Does nothing while the thread ends.
@@ -200,18 +231,33 @@ pub(crate) struct OpContext {
 /// Begins an operation.
 #[inline]
 pub(crate) fn tick(op: &OpInfo) -> OpContext {
-    CONTEXT.with_borrow_mut(|context| {
-        context.met = true;
-        let budget = context.budget();
-        let region = context.frames.last().map(|frame| &frame.region);
-        OpContext {
+    FLAGS.with(|flags| {
+        flags.met.set(true);
+        let mut tick = OpContext {
             number: clock::tick(),
-            keeps: region.is_some_and(|region| region.policy.keeps(op)),
-            call: region.map_or(0, |region| region.call(op)),
-            region: region.cloned(),
-            step: budget.map(|_| context.step),
+            region: None,
+            keeps: false,
+            call: 0,
+            step: flags.has_budget.get().then(|| flags.step.get()),
+        };
+        if flags.in_scope.get() {
+            tick.enter(op);
         }
+        tick
     })
+}
+
+impl OpContext {
+    /// Adds what the innermost scope says of the operation.
+    #[inline(never)]
+    fn enter(&mut self, op: &OpInfo) {
+        let region = region();
+        self.keeps = region
+            .as_ref()
+            .is_some_and(|region| region.policy.keeps(op));
+        self.call = region.as_ref().map_or(0, |region| region.call(op));
+        self.region = region;
+    }
 }
 
 /// The counters for new tensors on a device.
@@ -231,17 +277,15 @@ pub(crate) fn copies_arrived() {
 
 /// Begins a forward or backward pass. Returns the thread's new step, `None` without a budget.
 pub(crate) fn begin(phase: Phase) -> Option<Step> {
-    let (step, changed) = CONTEXT.with_borrow_mut(|context| {
-        let budget = context.budget().cloned()?;
-        // Also backward after backward: the forward pass in between was not noticed.
-        let changed = phase == Phase::Backward || context.step.phase != phase;
-        context.step.begin(phase);
-        Some((context.step, changed.then_some(budget)))
-    })?;
-    for budget in changed.iter().flat_map(|budget| budget.budgets()) {
-        match phase {
-            Phase::Forward => budget.forward_begins(),
-            Phase::Backward => budget.backward_begins(),
+    let installed = CONTEXT.with_borrow(|context| context.budget().cloned())?;
+    let (before, step) = FLAGS.with(|flags| (flags.begin(phase), flags.step.get()));
+    // Also backward after backward: the forward pass in between was not noticed.
+    if phase == Phase::Backward || before.phase != phase {
+        for budget in installed.budgets() {
+            match phase {
+                Phase::Forward => budget.forward_begins(),
+                Phase::Backward => budget.backward_begins(),
+            }
         }
     }
     Some(step)
@@ -253,7 +297,7 @@ pub(crate) fn push(policy: Policy) {
     begin(Phase::Forward);
     CONTEXT.with_borrow_mut(|context| {
         let parent = context.frames.last().map(|frame| frame.region.clone());
-        context.met &= parent.is_some();
+        FLAGS.with(|flags| flags.met.set(flags.met.get() && parent.is_some()));
         context.frames.push(Frame {
             region: Arc::new(Region::new(policy, parent)),
             nodes: Vec::new(),
@@ -290,21 +334,19 @@ pub(crate) fn region() -> Option<Arc<Region>> {
 
 /// Whether a tensor of `Remat` was met since the outermost scope began.
 pub(crate) fn met() -> bool {
-    CONTEXT.with_borrow(|context| context.met)
+    FLAGS.with(|flags| flags.met.get())
 }
 
 /// Whether the results of a scope are being collected.
 #[inline]
 pub(crate) fn is_collecting() -> bool {
-    COLLECTING.get()
+    FLAGS.with(|flags| flags.collecting.get())
 }
 
 /// Adds a result of the scope that ends; `None` if it is not managed.
 pub(crate) fn collect(node: Option<Arc<dyn AnyEntry>>) {
-    CONTEXT.with_borrow_mut(|context| {
-        context.met = true;
-        context.collected.extend(node);
-    });
+    FLAGS.with(|flags| flags.met.set(true));
+    CONTEXT.with_borrow_mut(|context| context.collected.extend(node));
 }
 
 /// Runs a function that touches results, and returns the nodes of the managed ones.
@@ -315,13 +357,13 @@ pub(crate) fn collecting(touch: impl FnOnce()) -> Vec<Arc<dyn AnyEntry>> {
     struct Done;
     impl Drop for Done {
         fn drop(&mut self) {
-            COLLECTING.set(false);
+            FLAGS.with(|flags| flags.collecting.set(false));
             // Empty unless `touch` panicked: the next scope would take these nodes for its own results.
             unwound::release(take());
         }
     }
     let _done = Done;
-    COLLECTING.set(true);
+    FLAGS.with(|flags| flags.collecting.set(true));
     touch();
     take()
 }

@@ -7,6 +7,7 @@ use burn_backend::{DType, Shape};
 use burn_decorator::profile::{DeviceProfile, KernelWork};
 use rustc_hash::FxHasher;
 
+use crate::extent::Extent;
 use crate::op::OpInfo;
 use crate::products::{Operand, multiplications};
 use crate::work::{START_NS, Work, product_ns};
@@ -55,7 +56,7 @@ impl OpInfo {
     pub fn estimated_ns(&'static self, operands: &[Shape], result: &Shape) -> f32 {
         let mut cost = OpCost::new(self);
         for shape in operands {
-            cost.operand(shape, DType::F32);
+            cost.operand(Extent::of(shape, DType::F32), || shape.clone());
         }
         cost.ns(result.num_elements() as u64)
     }
@@ -80,28 +81,20 @@ impl OpCost {
         }
     }
 
-    /// Adds an operand.
-    pub fn operand(&mut self, shape: &Shape, dtype: DType) {
-        let dims = shape.as_slice();
-        let mut elements = 1;
-        self.hasher.write_usize(dims.len());
-        // In one pass: every operand of every operation is read here.
-        for dim in dims {
-            self.hasher.write_usize(*dim);
-            elements *= *dim as u64;
+    /// Adds an operand, whose shape matters for products only.
+    #[inline]
+    pub fn operand(&mut self, extent: Extent, shape: impl FnOnce() -> Shape) {
+        self.hasher.write_u64(extent.key);
+        self.largest = self.largest.max(extent.elements);
+        self.largest_bytes = self.largest_bytes.max(extent.bytes);
+        self.bytes += extent.bytes;
+        self.is_half |= extent.is_half;
+        if let Some(operands) = &mut self.operands {
+            if let Some(operand) = operands.get_mut(self.seen) {
+                *operand = Operand::new(&shape());
+            }
+            self.seen += 1;
         }
-        dtype.hash(&mut self.hasher);
-        let bytes = elements * dtype.size() as u64;
-        self.largest = self.largest.max(elements);
-        self.largest_bytes = self.largest_bytes.max(bytes);
-        self.bytes += bytes;
-        self.is_half |= matches!(dtype, DType::F16 | DType::BF16);
-        if let Some(operands) = &mut self.operands
-            && let Some(operand) = operands.get_mut(self.seen)
-        {
-            *operand = Operand::new(shape);
-        }
-        self.seen += 1;
     }
 
     /// Adds to the key: a plain number, or the type of the result.
@@ -145,6 +138,10 @@ impl OpCost {
             Work::Sort => kernel.bytes *= 8.0,
             Work::Compute => kernel.flops = 2.0 * self.multiplications(elements),
             Work::Math => kernel.functions = elements as f64,
+            // Of a table it reads the rows that it returns.
+            Work::Index if self.op.looks_up => {
+                kernel.bytes -= self.largest_bytes.saturating_sub(bytes) as f64;
+            }
             _ => {}
         }
         (device.seconds(&kernel) * 1e9).max(START_NS) as f32
@@ -170,10 +167,14 @@ mod tests {
         OpCost::new(op_table().find(|op| op.name == name).expect("a row"))
     }
 
+    fn operand(cost: &mut OpCost, shape: Shape, dtype: DType) {
+        cost.operand(Extent::of(&shape, dtype), || shape);
+    }
+
     /// A cast of so many elements.
     fn cast(elements: usize, from: DType, to: DType) -> OpCost {
         let mut cost = cost("float_cast");
-        cost.operand(&[elements].into(), from);
+        operand(&mut cost, [elements].into(), from);
         cost.hash(to);
         cost
     }
@@ -183,7 +184,7 @@ mod tests {
     fn an_upload_is_dearer_than_a_gelu_on_a_device_and_cheaper_on_a_cpu() {
         let elements = 1 << 22;
         let mut gelu = cost("gelu");
-        gelu.operand(&[elements].into(), DType::F32);
+        operand(&mut gelu, [elements].into(), DType::F32);
         let bytes = 4 * elements as u64;
         for device in [DeviceProfile::A100, DeviceProfile::RTX_3090] {
             let upload = upload_ns(Some(&device), bytes);
@@ -197,8 +198,8 @@ mod tests {
         let device = DeviceProfile::A100;
         let ns = |size: usize, dtype: DType| {
             let mut product = cost("float_matmul");
-            product.operand(&[size, size].into(), dtype);
-            product.operand(&[size, size].into(), dtype);
+            operand(&mut product, [size, size].into(), dtype);
+            operand(&mut product, [size, size].into(), dtype);
             let elements = (size * size) as u64;
             f64::from(product.ns_on(&device, elements, elements * dtype.size() as u64))
         };
@@ -208,6 +209,17 @@ mod tests {
             assert!((ratio - 1.0).abs() < 1e-3, "{dtype:?}: {ratio}");
         }
         assert_eq!(ns(16, DType::F32), 5000.0, "a launch");
+    }
+
+    /// 64 rows of a table of 256 MiB.
+    #[test]
+    fn a_lookup_reads_the_rows_that_it_returns() {
+        let device = DeviceProfile::A100;
+        let mut lookup = cost("embedding");
+        operand(&mut lookup, [65536, 1024].into(), DType::F32);
+        operand(&mut lookup, [1, 64].into(), DType::I32);
+        let ns = lookup.ns_on(&device, 64 * 1024, 4 * 64 * 1024);
+        assert_eq!(ns, 5000.0, "a launch");
     }
 
     #[test]

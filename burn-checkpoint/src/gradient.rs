@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::clock::{Phase, Step};
+use crate::extent::Extent;
 use crate::memory::MemoryStats;
 
 /// The mark of a tensor that was computed from gradients under a budget: a gradient, and after its step a parameter or state of an optimizer.
@@ -18,8 +19,7 @@ struct Marked {
     is_contiguous: bool,
     /// How many views of it there are.
     views: AtomicUsize,
-    /// Bytes of a storage of its own, else 0.
-    bytes: u64,
+    extent: Extent,
     counted: Counted,
 }
 
@@ -35,33 +35,33 @@ impl Gradient {
     /// Counts the bytes of a new storage; `None` without a budget.
     pub(crate) fn new(
         memory: Arc<MemoryStats>,
-        bytes: u64,
+        extent: Extent,
         step: Step,
         is_contiguous: bool,
     ) -> Option<Self> {
-        let retired = memory.budget()?.gradients.lock().add(bytes);
-        memory.counts.add(bytes);
+        let retired = memory.budget()?.gradients.lock().add(extent.bytes);
+        memory.counts.add(extent.bytes);
         let counted = Counted::Here(memory, retired);
-        Some(Self::marked(step.number, is_contiguous, bytes, counted))
+        Some(Self::marked(step.number, is_contiguous, extent, counted))
     }
 
     /// A view of it.
-    pub(crate) fn view(&self, is_contiguous: bool) -> Self {
+    pub(crate) fn view(&self, extent: Extent, is_contiguous: bool) -> Self {
         let owner = match &self.0.counted {
             Counted::Here(..) => self,
             Counted::By(owner) => owner,
         };
         owner.0.views.fetch_add(1, Ordering::Relaxed);
         let counted = Counted::By(owner.clone());
-        Self::marked(self.0.step, is_contiguous, 0, counted)
+        Self::marked(self.0.step, is_contiguous, extent, counted)
     }
 
-    fn marked(step: u64, is_contiguous: bool, bytes: u64, counted: Counted) -> Self {
+    fn marked(step: u64, is_contiguous: bool, extent: Extent, counted: Counted) -> Self {
         Self(Arc::new(Marked {
             step,
             is_contiguous,
             views: AtomicUsize::new(0),
-            bytes,
+            extent,
             counted,
         }))
     }
@@ -81,7 +81,15 @@ impl Gradient {
     /// Bytes of a storage of its own, else 0.
     #[inline]
     pub(crate) fn own_bytes(&self) -> u64 {
-        self.0.bytes
+        match self.0.counted {
+            Counted::Here(..) => self.0.extent.bytes,
+            Counted::By(_) => 0,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn extent(&self) -> Extent {
+        self.0.extent
     }
 
     /// Whether nothing else refers to it: no handle, no view, no recipe.
@@ -103,9 +111,9 @@ impl Drop for Marked {
         match &self.counted {
             Counted::Here(memory, retired) => {
                 if let Some(budget) = memory.budget()
-                    && budget.gradients.lock().remove(self.bytes, *retired)
+                    && budget.gradients.lock().remove(self.extent.bytes, *retired)
                 {
-                    memory.counts.remove(self.bytes);
+                    memory.counts.remove(self.extent.bytes);
                 }
             }
             Counted::By(owner) => {

@@ -8,7 +8,7 @@ use std::thread::panicking;
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, Shape, TensorData, TensorMetadata};
 
-use crate::call::Argument;
+use crate::call::Call;
 use crate::clock::Lineage;
 use crate::entry::Origin;
 use crate::gradient::Gradient;
@@ -208,13 +208,10 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
 
     /// Shows it to a call.
     #[inline]
-    pub(crate) fn show(&self, visit: &mut dyn FnMut(Argument<'_, B>)) {
+    pub(crate) fn show(&self, call: &mut Call<B>) {
         match self {
-            Self::Resident(tensor, gradient) => visit(Argument::Leaf(
-                &|| (tensor.shape(), tensor.dtype(), K::device(tensor)),
-                gradient.as_ref(),
-            )),
-            Self::Managed(managed) => visit(Argument::Node(&managed.0)),
+            Self::Resident(tensor, gradient) => call.see_leaf::<K>(tensor, gradient.as_ref()),
+            Self::Managed(managed) => call.see_node(&managed.0),
         }
     }
 

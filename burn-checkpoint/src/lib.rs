@@ -92,6 +92,7 @@ mod delivered;
 mod download;
 mod entry;
 mod error;
+mod extent;
 mod fused;
 mod gradient;
 mod handle;

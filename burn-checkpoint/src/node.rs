@@ -14,6 +14,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::clock::Lineage;
 use crate::entry::{AnyEntry, Origin};
 use crate::error::OpResult;
+use crate::extent::Extent;
 use crate::host_copy::HostCopy;
 use crate::kind::Value;
 use crate::memory::MemoryStats;
@@ -181,6 +182,7 @@ pub(crate) struct TensorMeta<B: Backend> {
     pub call: u32,
     pub shape: Shape,
     pub dtype: DType,
+    pub extent: Extent,
     pub device: Device<B>,
     /// Bytes of the storage if it is the tensor's own, 0 if it is that of an unmanaged tensor.
     pub bytes: u64,
@@ -217,21 +219,15 @@ pub(crate) struct TensorMeta<B: Backend> {
     pub lineage: Lineage,
 }
 
-/// Bytes of a tensor's elements.
-#[inline]
-pub(crate) fn bytes(elements: usize, dtype: DType) -> u64 {
-    elements as u64 * dtype.size() as u64
-}
-
 impl<B: Backend> TensorMeta<B> {
-    /// A tensor with a storage of its own of so many bytes, made outside of budgets.
+    /// A tensor with a storage of its own, made outside of budgets.
     #[inline]
     pub fn new(
         op: &'static OpInfo,
         id: u64,
         shape: Shape,
         dtype: DType,
-        bytes: u64,
+        extent: Extent,
         device: Device<B>,
         memory: Arc<MemoryStats>,
     ) -> Self {
@@ -239,7 +235,8 @@ impl<B: Backend> TensorMeta<B> {
             op,
             id,
             call: 0,
-            bytes,
+            bytes: extent.bytes,
+            extent,
             shape,
             dtype,
             device,

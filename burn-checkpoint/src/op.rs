@@ -30,6 +30,8 @@ pub struct OpInfo {
     pub(crate) reshapes: bool,
     /// Whether it writes into its operand if it can: an assignment to a slice.
     pub(crate) writes: bool,
+    /// Whether it reads rows of a table.
+    pub(crate) looks_up: bool,
     /// Whether it is a view whose elements are in the order of its operand's.
     pub(crate) keeps_order: bool,
 }
@@ -50,6 +52,9 @@ impl OpInfo {
             is_backward_only,
             reshapes,
             writes: ends_with(bytes, b"slice_assign"),
+            looks_up: matches!(bytes, b"embedding")
+                || ends_with(bytes, b"_gather")
+                || ends_with(bytes, b"_select"),
             keeps_order: reshapes
                 || ends_with(bytes, b"detach")
                 || ends_with(bytes, b"set_require_grad"),

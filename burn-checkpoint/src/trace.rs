@@ -3,6 +3,7 @@
 //! [`record`] collects the events of this thread until its guard is dropped. Without a guard nothing is collected.
 
 use std::cell::{Cell, RefCell};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -89,6 +90,9 @@ pub enum Kind {
 
 type Events = Mutex<Vec<Event>>;
 
+/// Whether any thread has ever recorded: read faster than what is the thread's.
+static EVER: AtomicBool = AtomicBool::new(false);
+
 thread_local! {
     static ON: Cell<bool> = const { Cell::new(false) };
     /// When each recording began, and its events; it ends when they are dropped.
@@ -103,6 +107,7 @@ thread_local! {
 pub fn record() -> Recording {
     let events = Arc::default();
     let recording = (Instant::now(), Arc::downgrade(&events));
+    EVER.store(true, Ordering::Relaxed);
     ON.set(true);
     RECORDINGS.with_borrow_mut(|recordings| recordings.push(recording));
     Recording { events }
@@ -130,7 +135,7 @@ impl Recording {
 /// Whether this thread records, or did until the last event: to be checked before an event is made.
 #[inline]
 pub(crate) fn is_on() -> bool {
-    ON.get()
+    EVER.load(Ordering::Relaxed) && ON.get()
 }
 
 /// Runs `wait`, which waits for other ranks, and records it as a collective. `sent` returns the bytes that were sent so far.

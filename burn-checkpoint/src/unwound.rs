@@ -5,14 +5,16 @@
 //! counters are read.
 
 use std::any::Any;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::panicking;
+
+/// Whether any value has ever waited: checked at each drop.
+static EVER: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     static WAITING: RefCell<Vec<Box<dyn Any>>> = const { RefCell::new(Vec::new()) };
-    /// Whether any value is waiting: checked at each drop.
-    static ANY: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Drops a value now, or after the panic that this thread is in, at the latest when the thread ends.
@@ -23,7 +25,7 @@ pub(crate) fn release<T: 'static>(value: T) {
         let _ = WAITING.try_with(|waiting| {
             let value: Box<dyn Any> = Box::new(value.take());
             waiting.borrow_mut().push(value);
-            let _ = ANY.try_with(|any| any.set(true));
+            EVER.store(true, Ordering::Relaxed);
         });
     } else {
         drop(value);
@@ -34,14 +36,13 @@ pub(crate) fn release<T: 'static>(value: T) {
 /// Drops the values that wait on this thread after panics.
 #[inline]
 pub(crate) fn free() {
-    if ANY.try_with(Cell::get).unwrap_or(false) && !panicking() {
+    if EVER.load(Ordering::Relaxed) && !panicking() {
         free_all();
     }
 }
 
 #[cold]
 fn free_all() {
-    let _ = ANY.try_with(|any| any.set(false));
     // Outside of the borrow: what is dropped may drop more. A thread that ends after a panic is dropping the list itself.
     let waiting = WAITING.try_with(RefCell::take);
     drop(waiting);

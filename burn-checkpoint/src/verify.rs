@@ -3,11 +3,15 @@
 use std::cell::Cell;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn_backend::{Backend, read_sync};
 
 use crate::error::RematError;
 use crate::kind::Value;
+
+/// Whether any thread has ever compared: read faster than what is the thread's.
+static EVER: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     /// How many guards there are.
@@ -51,6 +55,7 @@ pub struct Verify(PhantomData<*const ()>);
 impl Verify {
     /// Turns the comparison on for this thread, until the last of its guards is dropped.
     pub fn on() -> Self {
+        EVER.store(true, Ordering::Relaxed);
         GUARDS.set(GUARDS.get() + 1);
         Self(PhantomData)
     }
@@ -65,13 +70,13 @@ impl Drop for Verify {
 /// Whether this thread compares.
 #[inline]
 pub(crate) fn is_on() -> bool {
-    GUARDS.get() > 0
+    EVER.load(Ordering::Relaxed) && GUARDS.get() > 0
 }
 
 /// Whether this thread replays only to compare: byte limits and counters ignore it.
 #[inline]
 pub(crate) fn is_rehearsing() -> bool {
-    REHEARSING.get()
+    EVER.load(Ordering::Relaxed) && REHEARSING.get()
 }
 
 /// The checksum of a storage that is dropped or moved, in verify mode.

@@ -10,9 +10,10 @@ use super::results::Results;
 use crate::clock::Phase;
 use crate::context;
 use crate::entry::Origin;
+use crate::extent::Extent;
 use crate::handle::{Handle, Managed};
 use crate::kind::{Kind, Value};
-use crate::node::{Node, Recipe, Source, Storage, TensorMeta, bytes};
+use crate::node::{Node, Recipe, Source, Storage, TensorMeta};
 use crate::op::OpInfo;
 use crate::recipe::Upload;
 use crate::request::{DELIVERED, Request};
@@ -24,6 +25,8 @@ pub(crate) fn fixed<'a, B: Backend>(
     value: &'a mut Value<B>,
 ) -> Results<'a, B> {
     let mut call = Call::new(op);
+    // It is not computed again.
+    call.cost = None;
     if let Some(step) = call.op_context.step
         && step.phase == Phase::Backward
         && op.name.ends_with("from_data")
@@ -40,7 +43,11 @@ pub(crate) fn parameter<B: Backend>(path: &'static OpInfo, value: Value<B>) -> M
     let device = value.device().unwrap_or_default();
     let memory = context::memory_on(device.id());
     let (shape, dtype) = (value.shape(), value.dtype());
-    let meta = TensorMeta::new(path, number, shape, dtype, 0, device, memory);
+    let extent = Extent::of(&shape, dtype);
+    let meta = TensorMeta {
+        bytes: 0,
+        ..TensorMeta::new(path, number, shape, dtype, extent, device, memory)
+    };
     meta.storage_added();
     let node = Node::new(meta, Storage::Resident(value), Origin::Fixed, None, None);
     Managed::new(Source::new(Arc::new(node)))
@@ -116,14 +123,14 @@ pub(crate) fn derived<B: Backend>(
     let viewed = promised.viewed.filter(|_| op.work == Work::View);
     let group = viewed.map(|viewed| viewed.node().meta.group.clone().unwrap_or(viewed));
     let (shape, dtype, device) = (promised.shape, promised.dtype, promised.device);
+    let extent = Extent::of(&shape, dtype);
     let memory = context::memory_on(device.id());
-    let bytes = bytes(shape.num_elements(), dtype);
     let meta = TensorMeta {
         is_delivered: true,
         contiguous: promised.row_major,
         row_major: promised.row_major,
         group,
-        ..TensorMeta::new(op, number, shape, dtype, bytes, device, memory)
+        ..TensorMeta::new(op, number, shape, dtype, extent, device, memory)
     };
     let node = Node::new(
         meta,

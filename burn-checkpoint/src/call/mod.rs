@@ -1,18 +1,17 @@
 //! Recording an operation: its operands are brought back, its result becomes a node, or is counted if it is a gradient.
 //!
-//! `argument.rs` is what a call sees of an operand, `operands.rs` inspects operands, `order.rs` knows the order of a result's elements in memory,
+//! `operands.rs` inspects operands, `shares.rs` says whose storage a view has, `order.rs` knows the order of a result's elements in memory,
 //! `recorded.rs` makes the node, `results.rs` hands it out, `given.rs` makes nodes that no recorded operation computes, and `room.rs` computes
 //! the size of new tensors.
 
-mod argument;
 mod given;
 mod operands;
 mod order;
 mod recorded;
 mod results;
 mod room;
+mod shares;
 
-pub(crate) use argument::Argument;
 pub(crate) use given::{Promised, delivered, derived, fixed, in_type, parameter};
 pub(crate) use recorded::Call;
 pub(crate) use results::Results;

@@ -1,15 +1,19 @@
 //! The operands of an operation, and what the result takes from them.
 
+use std::fmt::Debug;
 use std::sync::Arc;
 
-use burn_backend::{Backend, DeviceOps};
+use burn_backend::tensor::Device;
+use burn_backend::{Backend, DType, DeviceOps, TensorMetadata};
 
-use super::argument::{Argument, Shares};
 use super::recorded::Call;
+use super::shares::Shares;
 use crate::clock::{Lineage, Phase};
 use crate::context;
 use crate::entry::{AnyEntry, Origin};
+use crate::extent::Extent;
 use crate::gradient::Gradient;
+use crate::kind::Kind;
 use crate::node::{Source, State, Storage, TensorMeta, Viewed};
 use crate::op::PARAMETER;
 use crate::replay;
@@ -22,56 +26,64 @@ impl<B: Backend> Call<B> {
         self.delivered.is_some() && !self.has_others && self.op.work.passes_delivery()
     }
 
-    pub(super) fn see(&mut self, argument: Argument<'_, B>) {
-        match argument {
-            Argument::Node(source) => self.see_node(source),
-            Argument::Leaf(leaf, gradient) => {
-                self.has_others = true;
-                if let Some(gradient) = gradient {
-                    self.see_gradient(gradient);
-                } else if self.is_first_of_view() {
-                    self.shares = Some(Shares::Leaf);
-                }
-                // The order of its elements is not known. Its size matters only where something may be offloaded.
-                if self.may_offload() {
-                    self.order.see(&leaf().0, false);
-                } else {
-                    self.order.odd_elements = usize::MAX;
-                }
-                if let Some(cost) = &mut self.cost {
-                    let (shape, dtype, device) = leaf();
-                    cost.operand(&shape, dtype);
-                    self.device.get_or_insert_with(|| device.id());
-                }
-            }
-            Argument::To(device) => {
-                if self.cost.is_some() {
-                    self.device = Some(device.id());
-                }
-            }
-            Argument::Number(number) => {
-                self.order.number.get_or_insert(number);
-                if let Some(cost) = &mut self.cost {
-                    cost.hash(number);
-                }
-            }
-            Argument::Type(dtype) => {
-                if let Some(cost) = &mut self.cost {
-                    cost.hash(dtype);
-                }
-            }
-            Argument::Plain(argument) => {
-                // The sizes of views are not remembered.
-                if let Some(cost) = &mut self.cost
-                    && self.op.work != Work::View
-                {
-                    cost.argument(argument);
-                }
-            }
+    /// Sees an operand that is no node, with its mark if it is a gradient.
+    pub fn see_leaf<K: Kind<B>>(&mut self, tensor: &K::Primitive, gradient: Option<&Gradient>) {
+        self.has_others = true;
+        if let Some(gradient) = gradient {
+            self.see_gradient(gradient);
+        } else if self.is_first_of_view() {
+            self.shares = Some(Shares::Leaf);
+        }
+        // The order of its elements is not known. Its size matters only where something may be offloaded.
+        if self.may_offload() {
+            self.order.see(&tensor.shape(), false);
+        } else {
+            self.order.odd_elements = u64::MAX;
+        }
+        if let Some(cost) = &mut self.cost {
+            let extent = match gradient {
+                Some(gradient) => gradient.extent(),
+                None => Extent::of(&tensor.shape(), tensor.dtype()),
+            };
+            cost.operand(extent, || tensor.shape());
+            self.device.get_or_insert_with(|| K::device(tensor).id());
         }
     }
 
-    fn see_node(&mut self, source: &Source<B>) {
+    /// Sees the device that the result is to be on, where it need not be that of the operands.
+    pub fn see_device(&mut self, device: &Device<B>) {
+        if self.cost.is_some() {
+            self.device = Some(device.id());
+        }
+    }
+
+    /// Sees a plain number, such as a dimension.
+    pub fn see_number(&mut self, number: usize) {
+        self.order.number.get_or_insert(number);
+        if let Some(cost) = &mut self.cost {
+            cost.hash(number);
+        }
+    }
+
+    /// Sees the type of the result.
+    pub fn see_type(&mut self, dtype: DType) {
+        if let Some(cost) = &mut self.cost {
+            cost.hash(dtype);
+        }
+    }
+
+    /// Sees any other plain argument, such as the options of a convolution.
+    pub fn see_plain(&mut self, argument: &dyn Debug) {
+        // The sizes of views are not remembered.
+        if let Some(cost) = &mut self.cost
+            && self.op.work != Work::View
+        {
+            cost.argument(argument);
+        }
+    }
+
+    /// Sees an operand that is a node.
+    pub fn see_node(&mut self, source: &Source<B>) {
         let node = source.node();
         let meta = &node.meta;
         if trace::is_on() && meta.op.group == PARAMETER {
@@ -80,7 +92,7 @@ impl<B: Backend> Call<B> {
         }
         let mut state = node.state();
         if let Some(cost) = &mut self.cost {
-            cost.operand(&meta.shape, meta.dtype);
+            cost.operand(meta.extent, || meta.shape.clone());
             self.device.get_or_insert_with(|| meta.memory.device);
         }
         if let Some(step) = self.op_context.step

@@ -13,7 +13,7 @@ use crate::work::Work;
 #[derive(Default)]
 pub(super) struct Order {
     /// Elements of the largest operand whose order is not sure: an unmanaged one, or a managed one that is not row-major.
-    pub odd_elements: usize,
+    pub odd_elements: u64,
     /// Dimensions of the first operand.
     pub rank: Option<usize>,
     /// The first plain number among the arguments: the dimension of a softmax.
@@ -26,12 +26,12 @@ impl Order {
     pub fn see(&mut self, shape: &Shape, in_order: bool) {
         self.rank.get_or_insert(shape.num_dims());
         if !in_order {
-            self.odd_elements = self.odd_elements.max(shape.num_elements());
+            self.odd_elements = self.odd_elements.max(shape.num_elements() as u64);
         }
     }
 
     /// Whether a result of so many elements is sure to lie in the order of its shape.
-    pub fn is_kept(&self, op: &OpInfo, elements: usize) -> bool {
+    pub fn is_kept(&self, op: &OpInfo, elements: u64) -> bool {
         // What is smaller than the result is broadcast; the result has a buffer of its own, or that of an operand of its size.
         let ordered = self.odd_elements == 0 || self.odd_elements < elements;
         match op.work {

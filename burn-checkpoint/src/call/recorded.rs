@@ -6,20 +6,21 @@ use std::sync::atomic::AtomicU32;
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, DeviceId, DeviceOps, Shape};
 
-use super::argument::{Argument, Shares};
 use super::order::Order;
 use super::results::Results;
 use super::room::Room;
+use super::shares::Shares;
 use crate::again::again;
 use crate::clock::{self, Lineage, Phase};
 use crate::context::{self, OpContext};
 use crate::cost::OpCost;
 use crate::entry::Origin;
+use crate::extent::Extent;
 use crate::gradient::Gradient;
 use crate::handle::Managed;
 use crate::kind::Value;
 use crate::memory::MemoryStats;
-use crate::node::{Node, Recipe, Source, Storage, TensorMeta, Viewed, bytes};
+use crate::node::{Node, Recipe, Source, Storage, TensorMeta, Viewed};
 use crate::op::OpInfo;
 use crate::policy::{OpCall, SavePolicy};
 use crate::recipe::Part;
@@ -63,9 +64,11 @@ pub(crate) struct Call<B: Backend> {
 impl<B: Backend> Call<B> {
     #[inline]
     pub fn new(op: &'static OpInfo) -> Self {
+        let op_context = context::tick(op);
         Self {
             op,
-            op_context: context::tick(op),
+            cost: op_context.step.map(|_| OpCost::new(op)),
+            op_context,
             origin: Origin::Fixed,
             lineage: Lineage::Activation,
             waiting: None,
@@ -75,21 +78,11 @@ impl<B: Backend> Call<B> {
             largest: 0,
             given_up: 0,
             written: 0,
-            cost: None,
             device: None,
             memory: None,
             delivered: None,
             has_others: false,
         }
-    }
-
-    /// Looks at the arguments, which `show` passes on, brings operands back, and decides what becomes of the result: whether it has a recipe.
-    pub fn begin(&mut self, show: impl FnOnce(&mut dyn FnMut(Argument<'_, B>))) {
-        if self.op_context.step.is_some() {
-            self.cost = Some(OpCost::new(self.op));
-        }
-        show(&mut |argument| self.see(argument));
-        self.decide();
     }
 
     /// Whether the operation needs its recipe: its result may come back, or it may have to run again. Without a recipe it may write into its
@@ -140,10 +133,10 @@ impl<B: Backend> Call<B> {
     /// and in the optimizer it is a gradient or state, and at once written to.
     pub fn begin_new(&mut self, room: Room) {
         self.memory = room.make(self.op);
-        if let Some(step) = self.op_context.step {
-            let mut cost = OpCost::new(self.op);
+        if let Some(cost) = &mut self.cost {
             cost.expected = Some(room.bytes());
-            self.cost = Some(cost);
+        }
+        if let Some(step) = self.op_context.step {
             let is_seed =
                 self.op.name == "float_ones" && room.is_scalar() && !clock::is_at_gradient();
             if is_seed {
@@ -160,7 +153,8 @@ impl<B: Backend> Call<B> {
         }
     }
 
-    fn decide(&mut self) {
+    /// Begins an operation whose arguments were seen: brings operands back, and decides what becomes of the result: whether it has a recipe.
+    pub fn begin(&mut self) {
         self.bring_back();
         if self.pass_delivery() {
             // It belongs to no scope and to no step.
@@ -231,13 +225,13 @@ impl<B: Backend> Call<B> {
         let memory = self.memory_on(&value.device().unwrap_or_default());
         // It takes a place whether it is a node or not: otherwise a rank that records a trace would repeat other evictions.
         memory.budget()?.next_place();
-        let elements = value.shape().num_elements();
-        let bytes = bytes(elements, value.dtype());
-        self.computed(&memory, self.cost_ns(&memory, elements, bytes), bytes);
+        let extent = Extent::of(&value.shape(), value.dtype());
+        let cost_ns = self.cost_ns(&memory, extent.elements, extent.bytes);
+        self.computed(&memory, cost_ns, extent.bytes);
         let is_contiguous = self.is_contiguous();
         match &self.shares {
-            Some(Shares::Gradient(gradient)) => Some(gradient.view(is_contiguous)),
-            _ => Gradient::new(memory, bytes, step, is_contiguous),
+            Some(Shares::Gradient(gradient)) => Some(gradient.view(extent, is_contiguous)),
+            _ => Gradient::new(memory, extent, step, is_contiguous),
         }
     }
 
@@ -289,17 +283,22 @@ impl<B: Backend> Call<B> {
     fn whole(&mut self, parts: &[Value<B>], recipe: Arc<dyn Recipe<B>>) -> Source<B> {
         let device = parts.iter().find_map(Value::device).unwrap_or_default();
         let memory = self.memory_on(&device);
-        let elements = |part: &Value<B>| part.shape().num_elements();
-        let of_part = |part: &Value<B>| bytes(elements(part), part.dtype());
-        let parts_bytes = parts.iter().map(of_part).sum();
-        let cost_ns = self.cost_ns(&memory, parts.iter().map(elements).sum(), parts_bytes);
-        let (number, shape) = (self.op_context.number, Shape::new([]));
+        let (mut elements, mut parts_bytes) = (0, 0);
+        for part in parts {
+            let extent = Extent::of(&part.shape(), part.dtype());
+            elements += extent.elements;
+            parts_bytes += extent.bytes;
+        }
+        let cost_ns = self.cost_ns(&memory, elements, parts_bytes);
+        let (number, shape, dtype) = (self.op_context.number, Shape::new([]), DType::U8);
+        let extent = Extent::of(&shape, dtype);
         let meta = TensorMeta {
+            bytes: 0,
             cost_ns,
             parts_bytes,
             step: self.step(),
             lineage: self.lineage,
-            ..TensorMeta::new(self.op, number, shape, DType::U8, 0, device, memory)
+            ..TensorMeta::new(self.op, number, shape, dtype, extent, device, memory)
         };
         let (storage, region) = (Storage::Evicted, self.op_context.region.clone());
         let node = Node::new(meta, storage, Origin::Recorded, region, Some(recipe));
@@ -316,14 +315,14 @@ impl<B: Backend> Call<B> {
 
     /// Nanoseconds of the operation, whose result has so many elements and bytes; 0 without a budget.
     #[inline]
-    fn cost_ns(&self, memory: &MemoryStats, elements: usize, bytes: u64) -> f32 {
+    fn cost_ns(&self, memory: &MemoryStats, elements: u64, bytes: u64) -> f32 {
         let budget = memory.budget();
         match (
             &self.cost,
             budget.and_then(|budget| budget.settings.device.as_ref()),
         ) {
-            (Some(cost), Some(device)) => cost.ns_on(device, elements as u64, bytes),
-            (Some(cost), _) => cost.ns(elements as u64),
+            (Some(cost), Some(device)) => cost.ns_on(device, elements, bytes),
+            (Some(cost), _) => cost.ns(elements),
             (None, _) => 0.0,
         }
     }
@@ -349,20 +348,19 @@ impl<B: Backend> Call<B> {
         let memory = self.memory_on(&device);
         let shape = value.shape();
         let dtype = value.dtype();
-        let elements = shape.num_elements();
+        let extent = Extent::of(&shape, dtype);
         let (group, own) = match &self.shares {
             None | Some(Shares::Own) => (None, true),
             // A gradient's bytes are counted by its handles.
             Some(Shares::Leaf | Shares::Gradient(_)) => (None, false),
             Some(Shares::With(source)) => (Some(source.clone()), true),
         };
-        let bytes = bytes(elements, dtype);
-        let cost_ns = self.cost_ns(&memory, elements, bytes);
+        let cost_ns = self.cost_ns(&memory, extent.elements, extent.bytes);
         let budget = memory.budget().filter(|_| origin != Origin::Delivered);
         TensorMeta {
             place: budget.map_or(0, |budget| budget.next_place()),
             contiguous: self.is_contiguous(),
-            row_major: self.order.is_kept(self.op, elements),
+            row_major: self.order.is_kept(self.op, extent.elements),
             is_delivered: origin == Origin::Delivered,
             overwrites: self.written > 0,
             group,
@@ -371,12 +369,13 @@ impl<B: Backend> Call<B> {
             cost_ns,
             step: self.step(),
             lineage: self.lineage,
+            bytes: if own { extent.bytes } else { 0 },
             ..TensorMeta::new(
                 self.op,
                 self.op_context.number,
                 shape,
                 dtype,
-                if own { bytes } else { 0 },
+                extent,
                 device,
                 memory,
             )
@@ -392,7 +391,7 @@ impl<B: Backend> Call<B> {
             let call = OpCall {
                 op: self.op,
                 number: self.op_context.call,
-                bytes: bytes(shape.num_elements(), dtype),
+                bytes: Extent::of(&shape, dtype).bytes,
                 shape: &shape,
                 dtype,
             };

@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 
 use crate::context;
-use crate::node::bytes;
+use crate::extent::Extent;
 use crate::plan::{BlockProfile, PlanError, Profile, TailProfile};
 use crate::scope::{checkpoint, keeping};
 use crate::stats::RematStats;
@@ -160,5 +160,5 @@ fn synchronize<B: Backend>(device: &B::Device) {
 }
 
 fn bytes_of<B: Backend, const D: usize>(x: &Tensor<B, D>) -> u64 {
-    bytes(x.shape().num_elements(), x.dtype())
+    Extent::of(&x.shape(), x.dtype()).bytes
 }

@@ -55,7 +55,8 @@ pub(super) fn draw<B: Backend>(
     let bits: Handle<B, Int> = call::fixed::<B>(DRAW, &mut bits).expect();
     let handles = (bits.clone(), bits);
     let mut call = Call::<B>::new(NUMBERS);
-    call.begin(|see| handles.0.show(see));
+    handles.0.show(&mut call);
+    call.begin();
     let mut recipe = call.needs_recipe().then(|| {
         let (saved, device) = (handles.0.save(), device.clone());
         operation::<B, _>(move |visit| {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn_backend::Backend;
 
 use super::backend::Remat;
-use crate::call::{Argument, Call, Results};
+use crate::call::{Call, Results};
 use crate::context;
 use crate::handle::Handle;
 use crate::kind::{Float, Value};
@@ -84,8 +84,10 @@ impl<B: Backend> Remat<B> {
         let run = Arc::new(run);
         let mut call = Call::<B>::new(op);
         let comes_back = !matches!(op.work, Work::Fixed | Work::Pass);
-        let seen = if comes_back { &operands[..] } else { &[] };
-        call.begin(|see| seen.iter().for_each(|operand| show(operand, see)));
+        if comes_back {
+            operands.iter().for_each(|operand| show(operand, &mut call));
+        }
+        call.begin();
         let mut recipe = (comes_back && call.needs_recipe()).then(|| {
             let (again, saved) = (run.clone(), operands.each_ref().map(save));
             operation::<B, _>(move |visit| {
@@ -123,13 +125,13 @@ fn inner<B: Backend>(value: Value<Remat<B>>) -> Value<B> {
 }
 
 /// Shows an operand to a call.
-fn show<B: Backend>(value: &Value<Remat<B>>, see: &mut dyn FnMut(Argument<'_, B>)) {
+fn show<B: Backend>(value: &Value<Remat<B>>, call: &mut Call<B>) {
     match value {
-        Value::Float(x) => x.show(see),
-        Value::Int(x) => x.show(see),
-        Value::Bool(x) => x.show(see),
-        Value::Quant(x) => x.show(see),
-        Value::Many(xs) => xs.iter().for_each(|x| show(x, see)),
+        Value::Float(x) => x.show(call),
+        Value::Int(x) => x.show(call),
+        Value::Bool(x) => x.show(call),
+        Value::Quant(x) => x.show(call),
+        Value::Many(xs) => xs.iter().for_each(|x| show(x, call)),
         Value::Absent => {}
     }
 }

@@ -97,24 +97,24 @@ macro_rules! each {
 
 /// Shows an argument to a call: a tensor, or one that a result's size depends on.
 macro_rules! show {
-    ([&Device] $x:expr, $see:expr) => {
-        ($see)(Argument::To($x))
+    ([&Device] $x:expr, $call:expr) => {
+        $call.see_device($x)
     };
-    ([usize] $x:expr, $see:expr) => {
-        ($see)(Argument::Number($x))
+    ([usize] $x:expr, $call:expr) => {
+        $call.see_number($x)
     };
-    ([DType] $x:expr, $see:expr) => {
-        ($see)(Argument::Type($x.into()))
+    ([DType] $x:expr, $call:expr) => {
+        $call.see_type($x.into())
     };
     // No result's size depends on a scalar, and an optimizer passes another one each step.
-    ([Scalar] $x:expr, $see:expr) => {};
+    ([Scalar] $x:expr, $call:expr) => {};
     // A slice is a view, for which no room is made, and an assignment to one has the size of its operand.
-    ({Slice} $x:expr, $see:expr) => {};
-    ($tensors:ident $x:expr, $see:expr) => {
-        each!($tensors $x, x => x.show($see))
+    ({Slice} $x:expr, $call:expr) => {};
+    ($tensors:ident $x:expr, $call:expr) => {
+        each!($tensors $x, x => x.show(&mut $call))
     };
-    ($plain:tt $x:expr, $see:expr) => {
-        ($see)(Argument::Plain(&$x))
+    ($plain:tt $x:expr, $call:expr) => {
+        $call.see_plain(&$x)
     };
 }
 

@@ -16,7 +16,7 @@ use super::bits;
 use super::operands::{by_form, delivered, each, inner, load, room, save, show, sources};
 use super::results::{handles, plain, value};
 use crate::again::again;
-use crate::call::{self, Argument, Call, Promised, Results};
+use crate::call::{self, Call, Promised, Results};
 use crate::handle::Handle;
 use crate::kind::{Float, Value};
 use crate::op::OpInfo;
@@ -110,9 +110,10 @@ macro_rules! managed {
     };
     ($work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         if context::records() || OP.work.passes_delivery() && delivered!($($kind $arg),*) {
-            recorded!($op($($arg: $kind),*) -> $ret, call => call.begin(|see| {
-                $(by_form!(show $kind $arg, &mut *see);)*
-            }));
+            recorded!($op($($arg: $kind),*) -> $ret, call => {
+                $(by_form!(show $kind $arg, call);)*
+                call.begin();
+            });
         }
     };
 }
