@@ -61,7 +61,7 @@ impl Step {
         number: 0,
     };
 
-    /// With a pass that begins.
+    /// Where in a step a thread is once a pass has begun.
     pub fn begin(self, phase: Phase) -> Self {
         let begins = phase == Phase::Backward && self.phase == Phase::Forward;
         Self {

@@ -31,11 +31,20 @@ static CHANGES: AtomicU64 = AtomicU64::new(0);
 static OF_THREADS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    static FLAGS: Flags = const { Flags::new() };
+    static FLAGS: Flags = const {
+        Flags {
+            known: Cell::new(0),
+            in_scope: Cell::new(false),
+            has_budget: Cell::new(false),
+            step: Cell::new(Step::FIRST),
+            met: Cell::new(false),
+            collecting: Cell::new(false),
+        }
+    };
     static CONTEXT: RefCell<Context> = const { RefCell::new(Context::new()) };
 }
 
-/// What every operation asks for, in one place: it is reached faster than [`CONTEXT`] is borrowed.
+/// What every operation asks for, apart from [`CONTEXT`], because a cell is read faster than that is borrowed.
 struct Flags {
     /// The value of `CHANGES` that this thread has followed.
     known: Cell<u64>,
@@ -48,17 +57,6 @@ struct Flags {
 }
 
 impl Flags {
-    const fn new() -> Self {
-        Self {
-            known: Cell::new(0),
-            in_scope: Cell::new(false),
-            has_budget: Cell::new(false),
-            step: Cell::new(Step::FIRST),
-            met: Cell::new(false),
-            collecting: Cell::new(false),
-        }
-    }
-
     fn records(&self) -> bool {
         self.in_scope.get() || self.has_budget.get()
     }
@@ -251,12 +249,11 @@ impl OpContext {
     /// Adds what the innermost scope says of the operation.
     #[inline(never)]
     fn enter(&mut self, op: &OpInfo) {
-        let region = region();
-        self.keeps = region
-            .as_ref()
-            .is_some_and(|region| region.policy.keeps(op));
-        self.call = region.as_ref().map_or(0, |region| region.call(op));
-        self.region = region;
+        if let Some(region) = region() {
+            self.keeps = region.policy.keeps(op);
+            self.call = region.call(op);
+            self.region = Some(region);
+        }
     }
 }
 

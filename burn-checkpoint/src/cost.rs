@@ -30,6 +30,8 @@ pub(crate) struct OpCost {
     pub largest_bytes: u64,
     /// Bytes of all operands.
     bytes: u64,
+    /// The first operand: of a lookup the table.
+    first: Option<Extent>,
     /// Whether an operand is of a type of two bytes.
     is_half: bool,
     /// The first three operands of a product.
@@ -72,6 +74,7 @@ impl OpCost {
             largest: 0,
             largest_bytes: 0,
             bytes: 0,
+            first: None,
             is_half: false,
             operands: (op.work == Work::Compute).then(Default::default),
             seen: 0,
@@ -85,7 +88,12 @@ impl OpCost {
     #[inline]
     pub fn operand(&mut self, extent: Extent, shape: impl FnOnce() -> Shape) {
         self.hasher.write_u64(extent.key);
-        self.largest = self.largest.max(extent.elements);
+        let is_table = self.first.is_none() && self.op.looks_up;
+        self.first.get_or_insert(extent);
+        // Of a table a lookup reads as much as it returns.
+        if !is_table {
+            self.largest = self.largest.max(extent.elements);
+        }
         self.largest_bytes = self.largest_bytes.max(extent.bytes);
         self.bytes += extent.bytes;
         self.is_half |= extent.is_half;
@@ -138,9 +146,9 @@ impl OpCost {
             Work::Sort => kernel.bytes *= 8.0,
             Work::Compute => kernel.flops = 2.0 * self.multiplications(elements),
             Work::Math => kernel.functions = elements as f64,
-            // Of a table it reads the rows that it returns.
             Work::Index if self.op.looks_up => {
-                kernel.bytes -= self.largest_bytes.saturating_sub(bytes) as f64;
+                let table = self.first.map_or(0, |table| table.bytes);
+                kernel.bytes -= table.saturating_sub(bytes) as f64;
             }
             _ => {}
         }
@@ -220,6 +228,8 @@ mod tests {
         operand(&mut lookup, [1, 64].into(), DType::I32);
         let ns = lookup.ns_on(&device, 64 * 1024, 4 * 64 * 1024);
         assert_eq!(ns, 5000.0, "a launch");
+        let rows = 64 * 1024;
+        assert_eq!(lookup.ns(rows), cost("embedding").ns(rows));
     }
 
     #[test]

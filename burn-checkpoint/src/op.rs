@@ -54,6 +54,7 @@ impl OpInfo {
             writes: ends_with(bytes, b"slice_assign"),
             looks_up: matches!(bytes, b"embedding")
                 || ends_with(bytes, b"_gather")
+                || ends_with(bytes, b"_gather_nd")
                 || ends_with(bytes, b"_select"),
             keeps_order: reshapes
                 || ends_with(bytes, b"detach")

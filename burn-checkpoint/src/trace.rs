@@ -90,7 +90,7 @@ pub enum Kind {
 
 type Events = Mutex<Vec<Event>>;
 
-/// Whether any thread has ever recorded: read faster than what is the thread's.
+/// Whether any thread has ever recorded. Read first, because a static is read faster than a thread-local.
 static EVER: AtomicBool = AtomicBool::new(false);
 
 thread_local! {

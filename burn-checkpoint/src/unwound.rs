@@ -5,16 +5,18 @@
 //! counters are read.
 
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::panicking;
 
-/// Whether any value has ever waited: checked at each drop.
+/// Whether any value has ever waited. Read first, at each drop, because a static is read faster than a thread-local.
 static EVER: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     static WAITING: RefCell<Vec<Box<dyn Any>>> = const { RefCell::new(Vec::new()) };
+    /// Whether any value is waiting.
+    static ANY: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Drops a value now, or after the panic that this thread is in, at the latest when the thread ends.
@@ -26,6 +28,7 @@ pub(crate) fn release<T: 'static>(value: T) {
             let value: Box<dyn Any> = Box::new(value.take());
             waiting.borrow_mut().push(value);
             EVER.store(true, Ordering::Relaxed);
+            let _ = ANY.try_with(|any| any.set(true));
         });
     } else {
         drop(value);
@@ -36,13 +39,14 @@ pub(crate) fn release<T: 'static>(value: T) {
 /// Drops the values that wait on this thread after panics.
 #[inline]
 pub(crate) fn free() {
-    if EVER.load(Ordering::Relaxed) && !panicking() {
+    if EVER.load(Ordering::Relaxed) && ANY.try_with(Cell::get).unwrap_or(false) && !panicking() {
         free_all();
     }
 }
 
 #[cold]
 fn free_all() {
+    let _ = ANY.try_with(|any| any.set(false));
     // Outside of the borrow: what is dropped may drop more. A thread that ends after a panic is dropping the list itself.
     let waiting = WAITING.try_with(RefCell::take);
     drop(waiting);

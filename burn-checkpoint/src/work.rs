@@ -28,8 +28,8 @@ pub enum Work {
     Pass,
 }
 
-/// Nanoseconds to start any operation: 110 to 400 on Flex, and as many to bring its operands back and to count its result.
-pub(crate) const START_NS: f64 = 700.0;
+/// Nanoseconds to start any operation.
+pub(crate) const START_NS: f64 = 300.0;
 
 /// Elements that a core's cache holds.
 const CACHED: f64 = 262_144.0;

@@ -192,7 +192,7 @@ impl ReadOnUse {
             let read = Parameter::set_require_grad(read, is_trained);
             match is_trained {
                 true => read,
-                // Part of a graph if `initial` is, of which `prepare` makes a trained leaf.
+                // If `initial` was computed from a leaf, so is the result, and `prepare` knows that it is trained.
                 false => initial.slice_assign(read.dims().map(|size| 0..size), read),
             }
         })

@@ -28,6 +28,8 @@ mod download;
 mod entry;
 #[path = "../../../burn-checkpoint/src/error.rs"]
 mod error;
+#[path = "../../../burn-checkpoint/src/extent.rs"]
+mod extent;
 #[path = "../../../burn-checkpoint/src/gradient.rs"]
 mod gradient;
 #[path = "../../../burn-checkpoint/src/handle.rs"]

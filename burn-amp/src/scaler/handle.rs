@@ -29,7 +29,7 @@ use crate::{AmpError, FirstNonFinite};
 ///
 /// 1. That of its thread: [`new`](Self::new), [`wrap`](Self::wrap), [`bind_thread`](Self::bind_thread) and every step of a wrapped
 ///    optimizer bind the thread they run on.
-/// 2. Otherwise, only in f16, which needs one: the scaler that stepped last on gradients of its device, since the newest scaler was made;
+/// 2. Otherwise, only in f16, which needs one: the scaler that stepped last on gradients on the loss's device, since the newest scaler was made;
 ///    else the newest scaler of the process; else none, with a warning in the log.
 ///
 /// So ranks that are threads, and several runs in one process, each use their own. The second rule is for the threads on which Burn's Learner

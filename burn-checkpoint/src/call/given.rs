@@ -25,7 +25,7 @@ pub(crate) fn fixed<'a, B: Backend>(
     value: &'a mut Value<B>,
 ) -> Results<'a, B> {
     let mut call = Call::new(op);
-    // It is not computed again.
+    // The tensor is never computed again, so nothing asks what it costs.
     call.cost = None;
     if let Some(step) = call.op_context.step
         && step.phase == Phase::Backward

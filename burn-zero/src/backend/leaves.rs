@@ -200,7 +200,7 @@ pub(crate) fn leaf_node<B: AutodiffBackend>(tensor: &FloatTensor<B>) -> Option<u
     exposed_place::<B>(tensor).map(|(node, _)| node)
 }
 
-/// The tensor as a trained leaf if it was computed from one, of whose gradients none reaches an optimizer. In Burn 0.21 the initial value of a
+/// Makes a leaf of a tensor that was computed from a leaf: its gradient would reach no optimizer. In Burn 0.21 the initial value of a
 /// parameter with an `init_mapper` is such a tensor: the weight of a layer with `LinearLayout::Col`. Burn 0.22 makes a leaf of it. A
 /// tensor stays as it is if the backend does not expose its node.
 pub(crate) fn trained_leaf<B: AutodiffBackend>(tensor: FloatTensor<B>) -> FloatTensor<B> {

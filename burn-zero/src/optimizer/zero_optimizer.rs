@@ -300,8 +300,9 @@ impl<O> ZeroOptimizer<O> {
 
     /// Registers a model and gives every rank the weights of rank 0. To be called on the thread that trains, before the first forward and
     /// again after weights were loaded or parameters frozen; an optimizer that has state of the parameters trained before refuses others.
-    /// All ranks call it. Every parameter is a trained leaf afterwards, on backends that expose their nodes also the weight of a layer with
-    /// `LinearLayout::Col`, of which Burn 0.21 makes none; tied parameters are one leaf, and running statistics, such as BatchNorm's, are not shared with clones of the given module.
+    /// All ranks call it. Every parameter that is not frozen is a leaf afterwards. Burn 0.21 makes no leaf of the weight of a layer with
+    /// `LinearLayout::Col`; it becomes one too, on backends that expose their nodes (`Autodiff`, [`Sharded`](crate::Sharded)), unless weights
+    /// were loaded into the model after its first use and before this, which freezes it. Tied parameters are one leaf, and running statistics, such as BatchNorm's, are not shared with clones of the given module.
     ///
     /// # Errors
     ///

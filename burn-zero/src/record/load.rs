@@ -236,8 +236,9 @@ pub fn load_sharded(
 /// and so does any other program that reads safetensors. An existing file is replaced atomically, when the new one is on the
 /// disk. Costs one read and one write of the model, and a mebibyte of memory. Types are those of the record: [`consolidate_as`] chooses another.
 ///
-/// The weight of a layer with `LinearLayout::Col` is transposed, as Burn's stores write it; its bytes are in memory twice. Other save mappers
-/// are not applied.
+/// The weight of a layer with `LinearLayout::Col` is transposed, as Burn's stores write it; its bytes are in memory twice. A record that was
+/// written before this was so does not say which weights these are: they are written as they are in memory. Other save mappers are not
+/// applied.
 ///
 /// # Errors
 ///
@@ -317,7 +318,8 @@ fn consolidate_floats(
             };
             if let Some(columns) = transposed(&tensor) {
                 let whole = record.read_ranges(&tensor, &[range])?;
-                write(&transpose(&whole, columns, tensor.element_bytes()))?;
+                let whole = transpose(&whole, columns, tensor.element_bytes());
+                write(&whole)?;
                 continue;
             }
             for part in manifest.tensors[&tensor.name].parts(&range) {
@@ -340,11 +342,13 @@ fn consolidate_floats(
 
 /// The elements of a matrix with so many columns, column by column.
 fn transpose(matrix: &[u8], columns: usize, element_bytes: usize) -> Vec<u8> {
-    let column = |column: usize| {
-        let rows = matrix.chunks_exact(columns * element_bytes);
-        rows.flat_map(move |row| &row[column * element_bytes..][..element_bytes])
-    };
-    (0..columns).flat_map(column).copied().collect()
+    let mut transposed = Vec::with_capacity(matrix.len());
+    for column in 0..columns {
+        for row in matrix.chunks_exact(columns * element_bytes) {
+            transposed.extend_from_slice(&row[column * element_bytes..][..element_bytes]);
+        }
+    }
+    transposed
 }
 
 /// Floats of a file, which are little-endian, in f32.

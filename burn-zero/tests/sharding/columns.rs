@@ -23,6 +23,7 @@ use crate::support::{
 };
 
 const INPUTS: usize = 4;
+const OUTPUTS: usize = 6;
 
 fn columns<B: Backend>(outputs: usize) -> Linear<B> {
     let layer = LinearConfig::new(INPUTS, outputs).with_layout(LinearLayout::Col);
@@ -55,15 +56,14 @@ fn rows(values: &[Vec<f32>], outputs: usize) -> Linear<Plain> {
 
 #[test]
 fn they_are_trained_as_weights_of_rows_are() {
-    let outputs = 6;
     type Made = fn() -> Result<Linear<B>, ZeroError>;
-    let lazy: Made = || Ok(columns(6));
+    let lazy: Made = || Ok(columns(OUTPUTS));
     let used: Made = || {
-        let layer = columns(6);
+        let layer = columns(OUTPUTS);
         drop(layer.weight.val());
         Ok(layer)
     };
-    let offloaded: Made = || Ok(offload_parameters::<B, _>(columns(6))?);
+    let offloaded: Made = || Ok(offload_parameters::<B, _>(columns(OUTPUTS))?);
     for stage in WITH_PARAMETERS {
         for ranks in [1, 2] {
             for made in [lazy, used, offloaded] {
@@ -74,7 +74,7 @@ fn they_are_trained_as_weights_of_rows_are() {
                     let start = parameters(&model);
                     Ok((start, parameters(&train(model, zero))))
                 });
-                let expected = train(rows(&start, outputs), AdamWConfig::new().init());
+                let expected = train(rows(&start, OUTPUTS), AdamWConfig::new().init());
                 let apart = distance(&end, &parameters(&expected));
                 assert!(apart < 1e-5, "{stage} on {ranks}: {apart}");
             }
@@ -83,9 +83,19 @@ fn they_are_trained_as_weights_of_rows_are() {
 }
 
 #[test]
+fn frozen_they_stay_frozen() {
+    for stage in WITH_PARAMETERS {
+        let (adam, one) = (AdamWConfig::new().init(), Arc::new(SingleRank::new()));
+        let mut zero = ZeroOptimizer::new(adam, one, small_buckets(stage)).unwrap();
+        let model = zero.prepare::<B, _>(columns(OUTPUTS).no_grad());
+        assert!(!model.unwrap().weight.is_require_grad(), "{stage}");
+    }
+}
+
+#[test]
 fn consolidated_they_are_as_burns_stores_write_them() {
     // Square, of another shape, and of one row.
-    for outputs in [INPUTS, 6, 1] {
+    for outputs in [INPUTS, OUTPUTS, 1] {
         for stage in WITH_PARAMETERS {
             let dir = tempdir().unwrap();
             let saved = on_each_rank(2, |group| {
