@@ -80,6 +80,18 @@ impl Known {
     }
 }
 
+/// The index of the node at this place.
+fn find(all: &[Known], place: u64) -> Option<usize> {
+    let after = all.last()?.place.checked_sub(place)? as usize;
+    // It is this one if no place after it is missing, and larger if some are.
+    let least = (all.len() - 1).saturating_sub(after);
+    if all[least].place == place {
+        return Some(least);
+    }
+    let at = all[least..].binary_search_by_key(&place, |known| known.place);
+    at.ok().map(|at| least + at)
+}
+
 impl Nodes {
     /// Starts again without what the optimizer's operations left behind: on ranks that sharded it these have other sizes, and what is evicted in
     /// forward and backward must be the same on all of them.
@@ -96,10 +108,7 @@ impl Nodes {
     /// What the step before has evicted in a search with this key, and whether that made the room.
     fn repeat(&mut self, key: u64) -> Option<(Vec<Arc<dyn AnyEntry>>, bool)> {
         let (places, made_room) = self.memo.repeat(key)?;
-        let node = |place| {
-            let at = self.all.binary_search_by_key(&place, |known| known.place);
-            self.all[at.ok()?].node()
-        };
+        let node = |place| self.all[find(&self.all, place)?].node();
         Some((places.filter_map(node).collect(), made_room))
     }
 
@@ -435,20 +444,10 @@ impl Budget {
         let Some(mut nodes) = self.nodes.try_lock() else {
             return;
         };
-        let all = &mut nodes.all;
-        let Some(last) = all.last() else {
-            return;
-        };
-        // The index is this one if no place after it is missing, and larger if some are.
-        let after = last.place.saturating_sub(place) as usize;
-        let least = (all.len() - 1).saturating_sub(after);
-        let rest = &mut all[least..];
-        if rest[0].place == place {
-            rest[0].node = None;
-        } else if let Ok(at) = rest.binary_search_by_key(&place, |known| known.place) {
-            rest[at].node = None;
+        if let Some(at) = find(&nodes.all, place) {
+            nodes.all[at].node = None;
         }
-        while all.pop_if(|known| known.node.is_none()).is_some() {}
+        while nodes.all.pop_if(|known| known.node.is_none()).is_some() {}
     }
 
     /// Adds a node that is resident again to those that may be evicted.
