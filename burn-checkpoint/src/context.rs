@@ -44,7 +44,7 @@ thread_local! {
     static CONTEXT: RefCell<Context> = const { RefCell::new(Context::new()) };
 }
 
-/// What every operation asks for, apart from [`CONTEXT`], because a cell is read faster than that is borrowed.
+/// What every operation reads. It is no part of [`CONTEXT`], because reading a cell is faster than borrowing.
 struct Flags {
     /// The value of `CHANGES` that this thread has followed.
     known: Cell<u64>,

@@ -32,7 +32,7 @@ pub(crate) struct OpCost {
     bytes: u64,
     /// The first operand: of a lookup the table.
     first: Option<Extent>,
-    /// Whether an operand is of a type of two bytes.
+    /// Whether an operand is f16 or bf16.
     is_half: bool,
     /// The first three operands of a product.
     operands: Option<[Operand; 3]>,

@@ -10,7 +10,7 @@ use rustc_hash::FxHasher;
 pub(crate) struct Extent {
     pub elements: u64,
     pub bytes: u64,
-    /// Whether its type has two bytes.
+    /// Whether its type is f16 or bf16.
     pub is_half: bool,
     /// A hash of shape and type.
     pub key: u64,

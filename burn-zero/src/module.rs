@@ -87,7 +87,7 @@ impl<B: Backend> ModuleVisitor<B> for TransposedInStores {
         }
         // Of other sizes than the parameter, which would have to be gathered for it, and not square, so that its shape tells.
         let (_, tensor, mapper) = param.clone().consume();
-        let matrix = Tensor::<B, D>::zeros(Shape::from(vec![2, 3]), &tensor.device());
+        let matrix = Tensor::<B, D>::zeros(Shape::new([2, 3]), &tensor.device());
         let path = self.path.join(".");
         // A mapper that takes one size only panics, which must not cost the record.
         match catch_unwind(AssertUnwindSafe(|| mapper.on_save(matrix).dims())) {

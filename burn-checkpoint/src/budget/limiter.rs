@@ -83,7 +83,7 @@ impl Known {
 /// The index of the node at this place.
 fn find(all: &[Known], place: u64) -> Option<usize> {
     let after = all.last()?.place.checked_sub(place)? as usize;
-    // It is this one if no place after it is missing, and larger if some are.
+    // The index if no later place is missing; it is larger if some are.
     let least = (all.len() - 1).saturating_sub(after);
     if all[least].place == place {
         return Some(least);

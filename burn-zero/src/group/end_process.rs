@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::GroupFault;
 
-/// Ends the process after a fault, in which these ranks still run, when the files that are being written are complete.
+/// Ends the process after a fault, once the files that are being written are complete. `running` are the ranks whose threads have not ended.
 pub(super) fn end_process(fault: &GroupFault, running: &[usize]) -> ! {
     let writers: Vec<_> = WRITERS.lock().iter().filter_map(Weak::upgrade).collect();
     writers.iter().for_each(|finish| finish());

@@ -103,20 +103,15 @@ fn consolidated_they_are_as_burns_stores_write_them() {
                 let mut optimizer = ZeroOptimizer::new(adam, group, small_buckets(stage)).unwrap();
                 let model = optimizer.prepare::<B, _>(columns(outputs)).unwrap();
                 let recorder = optimizer.recorder().unwrap();
-                let training = Training {
+                let run = Training {
                     model,
                     optimizer,
                     scheduler: 0.05,
                 };
-                let state = TrainingState::at_step(0);
-                let saved = recorder.save::<B, _, _, _>(
-                    dir.path(),
-                    training.by_ref(),
-                    state,
-                    Keep::default(),
-                );
+                let (dir, state) = (dir.path(), TrainingState::at_step(0));
+                let saved = recorder.save::<B, _, _, _>(dir, run.by_ref(), state, Keep::All);
                 saved.unwrap();
-                training.model.weight.val().into_data()
+                run.model.weight.val().into_data()
             });
             let file = dir.path().join("model.safetensors");
             consolidate(dir.path(), &file).unwrap();
