@@ -161,7 +161,7 @@ fn transaction<B: Backend>(
     for value in values {
         match value.clone() {
             Value::Float(x) => all.read_floats.push(x),
-            Value::Quant(x) => all.read_qfloats.push(x),
+            Value::Quant(x) => all.read_qfloats.push(*x),
             Value::Int(x) => all.read_ints.push(x),
             Value::Bool(x) => all.read_bools.push(x),
             Value::Many(_) | Value::Absent => {}

@@ -59,8 +59,8 @@ pub enum Value<B: Backend> {
     Int(IntTensor<B>),
     /// A bool tensor.
     Bool(BoolTensor<B>),
-    /// A quantized tensor.
-    Quant(QuantizedTensor<B>),
+    /// A quantized tensor: boxed, because it is larger than the others, and each operation moves values.
+    Quant(Box<QuantizedTensor<B>>),
     /// Several results.
     Many(Vec<Value<B>>),
     /// An optional result that is not there.
@@ -82,7 +82,7 @@ impl<B: Backend> Value<B> {
 }
 
 macro_rules! kinds {
-    ($($kind:ident $name:ident: $tensor:ident, $device:ident, $into_data:ident, $from_data:ident;)*) => {
+    ($($kind:ident $(($boxed:path, $deref:tt))? $name:ident: $tensor:ident, $device:ident, $into_data:ident, $from_data:ident;)*) => {
         $(impl<B: Backend> Kind<B> for $kind {
             type Primitive = $tensor<B>;
 
@@ -97,14 +97,14 @@ macro_rules! kinds {
             #[inline]
             fn unwrap(value: Value<B>) -> Option<$tensor<B>> {
                 match value {
-                    Value::$kind(x) => Some(x),
+                    Value::$kind(x) => Some($($deref)? x),
                     _ => None,
                 }
             }
 
             #[inline]
             fn wrap(tensor: $tensor<B>) -> Value<B> {
-                Value::$kind(tensor)
+                Value::$kind($($boxed)?(tensor))
             }
 
             #[inline]
@@ -149,7 +149,7 @@ macro_rules! kinds {
             /// Starts to read the tensor to the host; `None` if the value is not one tensor.
             pub(crate) fn download(self) -> Option<Download> {
                 match self {
-                    $(Self::$kind(x) => Some(Box::pin(B::$into_data(x))),)*
+                    $(Self::$kind(x) => Some(Box::pin(B::$into_data($($deref)? x))),)*
                     Self::Many(_) | Self::Absent => None,
                 }
             }
@@ -157,7 +157,7 @@ macro_rules! kinds {
             /// The function that uploads a tensor of this kind; `None` if the value is not one tensor.
             pub(crate) fn upload(&self) -> Option<Upload<B>> {
                 match self {
-                    $(Self::$kind(_) => Some(|data, device| Self::$kind(B::$from_data(data, device))),)*
+                    $(Self::$kind(_) => Some(|data, device| Self::$kind($($boxed)?(B::$from_data(data, device)))),)*
                     Self::Many(_) | Self::Absent => None,
                 }
             }
@@ -169,5 +169,5 @@ kinds! {
     Float float: FloatTensor, float_device, float_into_data, float_from_data;
     Int int: IntTensor, int_device, int_into_data, int_from_data;
     Bool bool: BoolTensor, bool_device, bool_into_data, bool_from_data;
-    Quant quant: QuantizedTensor, q_device, q_into_data, q_from_data;
+    Quant (Box::new, *) quant: QuantizedTensor, q_device, q_into_data, q_from_data;
 }

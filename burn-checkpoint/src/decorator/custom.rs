@@ -112,7 +112,10 @@ macro_rules! map_value {
             Value::Float($x) => Value::Float($tensor),
             Value::Int($x) => Value::Int($tensor),
             Value::Bool($x) => Value::Bool($tensor),
-            Value::Quant($x) => Value::Quant($tensor),
+            Value::Quant(boxed) => Value::Quant(Box::new({
+                let $x = *boxed;
+                $tensor
+            })),
             Value::Many($xs) => Value::Many($list),
             Value::Absent => $absent,
         }

@@ -141,7 +141,7 @@ macro_rules! load {
     };
     (Tensor $x:expr) => {
         match $x.load() {
-            Value::Quant(x) => TensorPrimitive::QFloat(x),
+            Value::Quant(x) => TensorPrimitive::QFloat(*x),
             x => TensorPrimitive::Float(x.float()),
         }
     };

@@ -36,12 +36,12 @@ macro_rules! value {
     (Float $y:expr) => { Value::Float($y) };
     (Int $y:expr) => { Value::Int($y) };
     (Bool $y:expr) => { Value::Bool($y) };
-    (Quant $y:expr) => { Value::Quant($y) };
+    (Quant $y:expr) => { Value::Quant(Box::new($y)) };
     (FloatOpt $y:expr) => { $y.map_or(Value::Absent, Value::Float) };
     (Tensor $y:expr) => {
         match $y {
             TensorPrimitive::Float(y) => Value::Float(y),
-            TensorPrimitive::QFloat(y) => Value::Quant(y),
+            TensorPrimitive::QFloat(y) => Value::Quant(Box::new(y)),
         }
     };
     (($a:tt, $b:tt) $y:expr) => {{
