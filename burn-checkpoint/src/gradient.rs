@@ -15,6 +15,9 @@ pub struct Gradient(Arc<Marked>);
 struct Marked {
     /// The step in whose backward pass it was made.
     step: u64,
+    /// Whether it was made there of nothing else, such as the zeros that gradients are added to: what is computed from it need not be a
+    /// gradient.
+    is_constant: bool,
     /// Whether a reshape of it is a view.
     is_contiguous: bool,
     /// How many views of it there are.
@@ -37,12 +40,20 @@ impl Gradient {
         memory: Arc<MemoryStats>,
         extent: Extent,
         step: Step,
+        is_constant: bool,
         is_contiguous: bool,
     ) -> Option<Self> {
         let retired = memory.budget()?.gradients.lock().add(extent.bytes);
         memory.counts.add(extent.bytes);
         let counted = Counted::Here(memory, retired);
-        Some(Self::marked(step.number, is_contiguous, extent, counted))
+        Some(Self(Arc::new(Marked {
+            step: step.number,
+            is_constant,
+            is_contiguous,
+            views: AtomicUsize::new(0),
+            extent,
+            counted,
+        })))
     }
 
     /// A view of it.
@@ -53,12 +64,9 @@ impl Gradient {
         };
         owner.0.views.fetch_add(1, Ordering::Relaxed);
         let counted = Counted::By(owner.clone());
-        Self::marked(self.0.step, is_contiguous, extent, counted)
-    }
-
-    fn marked(step: u64, is_contiguous: bool, extent: Extent, counted: Counted) -> Self {
         Self(Arc::new(Marked {
-            step,
+            step: self.0.step,
+            is_constant: self.0.is_constant,
             is_contiguous,
             views: AtomicUsize::new(0),
             extent,
@@ -66,10 +74,15 @@ impl Gradient {
         }))
     }
 
-    /// Whether what is computed from it in this step is a gradient too.
+    /// Whether it was made in this backward pass.
     #[inline]
     pub(crate) fn is_of(&self, step: Step) -> bool {
         step.phase == Phase::Backward && step.number == self.0.step
+    }
+
+    #[inline]
+    pub(crate) fn is_constant(&self) -> bool {
+        self.0.is_constant
     }
 
     /// Whether a reshape of it is a view.

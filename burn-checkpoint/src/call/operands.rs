@@ -141,7 +141,10 @@ impl<B: Backend> Call<B> {
     fn see_gradient(&mut self, gradient: &Gradient) {
         let step = self.op_context.step;
         if step.is_some_and(|step| gradient.is_of(step)) {
-            self.lineage = Lineage::Gradient;
+            match gradient.is_constant() {
+                true => self.is_constant = true,
+                false => self.lineage = Lineage::Gradient,
+            }
         }
         if self.is_first_of_view() {
             self.share(gradient.is_contiguous(), || {

@@ -44,6 +44,8 @@ pub(crate) struct Call<B: Backend> {
     pub(super) order: Order,
     /// For a view in a scope that may offload: what it is a view of.
     pub(super) viewed: Option<Box<Viewed<B>>>,
+    /// Whether a constant of this backward pass is among the operands, or the result is one.
+    pub(super) is_constant: bool,
     /// Bytes of the largest operand.
     pub(super) largest: u64,
     /// Bytes of the largest operand that cannot come back and that only this operation refers to.
@@ -75,6 +77,7 @@ impl<B: Backend> Call<B> {
             shares: None,
             order: Order::default(),
             viewed: None,
+            is_constant: false,
             largest: 0,
             given_up: 0,
             written: 0,
@@ -145,6 +148,7 @@ impl<B: Backend> Call<B> {
                 self.lineage = Lineage::Gradient;
             }
             if is_seed || step.phase == Phase::Backward {
+                self.is_constant = !is_seed;
                 return;
             }
         }
@@ -219,7 +223,9 @@ impl<B: Backend> Call<B> {
             Some(Shares::Leaf | Shares::With(_)) => true,
             None | Some(Shares::Own) => trace::is_on() || self.retrying().is_some(),
         };
-        if is_node || self.lineage != Lineage::Gradient || self.op_context.region.is_some() {
+        let is_constant = self.is_constant && self.origin == Origin::Fixed;
+        let is_gradient = self.lineage == Lineage::Gradient;
+        if is_node || !(is_gradient || is_constant) || self.op_context.region.is_some() {
             return None;
         }
         let memory = self.memory_on(&value.device().unwrap_or_default());
@@ -231,7 +237,7 @@ impl<B: Backend> Call<B> {
         let is_contiguous = self.is_contiguous();
         match &self.shares {
             Some(Shares::Gradient(gradient)) => Some(gradient.view(extent, is_contiguous)),
-            _ => Gradient::new(memory, extent, step, is_contiguous),
+            _ => Gradient::new(memory, extent, step, !is_gradient, is_contiguous),
         }
     }
 
