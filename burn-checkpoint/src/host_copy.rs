@@ -35,25 +35,24 @@ impl<B: Backend> HostCopy<B> {
         })
     }
 
-    /// Whether the data has arrived; does not wait for it.
-    pub fn has_arrived(&mut self) -> bool {
-        self.is_over() && matches!(self.data, HostData::Read(Ok(_)))
-    }
-
-    /// Whether the read is over, with the data or without; does not wait for it.
-    pub fn is_over(&mut self) -> bool {
+    /// What the read gave, once it is over; does not wait for it.
+    pub fn arrived(&mut self) -> Option<&Read> {
         if let HostData::Underway(arrival) = &self.data
             && let Ok(read) = arrival.try_recv()
         {
             self.data = HostData::Read(read);
         }
-        matches!(self.data, HostData::Read(_))
+        match &self.data {
+            HostData::Read(read) => Some(read),
+            HostData::Underway(_) => None,
+        }
     }
 
     /// Uploads it before its use, if its data has arrived. Returns whether it is on the device.
     pub fn prefetch(&mut self, device: &Device<B>) -> bool {
-        if self.ahead.is_none() && self.has_arrived() {
-            self.ahead = self.send(device).ok();
+        let upload = self.upload;
+        if let Some(Ok(data)) = self.arrived() {
+            self.ahead = Some(upload(data.clone(), device));
         }
         self.ahead.is_some()
     }
@@ -73,14 +72,8 @@ impl<B: Backend> HostCopy<B> {
             let ended = |_| Err("the thread that reads it has ended".to_owned());
             self.data = HostData::Read(arrival.recv().unwrap_or_else(ended));
         }
-        self.send(device)
-    }
-
-    fn send(&self, device: &Device<B>) -> Result<Value<B>, String> {
-        match &self.data {
-            HostData::Read(Ok(data)) => Ok((self.upload)(data.clone(), device)),
-            HostData::Read(Err(reason)) => Err(reason.clone()),
-            HostData::Underway(_) => Err("it has not arrived".to_owned()),
-        }
+        let upload = self.upload;
+        let data = self.arrived().expect("it was waited for").clone()?;
+        Ok(upload(data, device))
     }
 }

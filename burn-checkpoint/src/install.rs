@@ -6,7 +6,6 @@ use crate::budget::MemoryBudget;
 use crate::clock::Phase;
 use crate::context::{self, InForce};
 use crate::memory::Installed;
-use crate::stack::Ticket;
 
 impl MemoryBudget {
     /// Puts the limit into force on this thread until the guard is dropped. Of several budgets the newest is in force, in whichever order
@@ -58,7 +57,7 @@ impl MemoryBudget {
 /// The guard of a [`MemoryBudget`] of the process: ends it when dropped, on whichever thread.
 #[derive(Debug)]
 #[must_use = "the budget ends when this is dropped"]
-pub struct ProcessBudget(Ticket);
+pub struct ProcessBudget(u64);
 
 impl Drop for ProcessBudget {
     fn drop(&mut self) {

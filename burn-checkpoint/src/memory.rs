@@ -61,7 +61,7 @@ impl MemoryStats {
 /// A budget in force on a thread, with the counters of each device.
 pub(crate) struct Installed {
     pub settings: MemoryBudget,
-    devices: Mutex<Vec<Arc<MemoryStats>>>,
+    pub devices: Mutex<Vec<Arc<MemoryStats>>>,
 }
 
 impl Installed {
@@ -70,17 +70,6 @@ impl Installed {
             settings,
             devices: Mutex::default(),
         })
-    }
-
-    /// The counters of a device, with its budget.
-    pub fn on(&self, device: DeviceId, thread: &Arc<Counts>) -> Arc<MemoryStats> {
-        let mut devices = self.devices.lock();
-        if let Some(memory) = devices.iter().find(|memory| memory.device == device) {
-            return memory.clone();
-        }
-        let memory = MemoryStats::new(device, thread, Some(self.settings));
-        devices.push(memory.clone());
-        memory
     }
 
     /// The budgets of all devices.

@@ -23,18 +23,16 @@ struct Queue {
     waiting: BTreeMap<u64, Weak<dyn AnyEntry>>,
     /// Copies that were uploaded before their use.
     ahead: BTreeSet<u64>,
-    /// Copies that were under way at the last poll, in order.
+    /// Copies that were under way at the last poll or were added since, in order.
     underway: VecDeque<Weak<dyn AnyEntry>>,
 }
 
 impl Prefetch {
     /// Adds a copy that has been started, while its node is locked.
-    pub fn add(&self, id: u64, node: Weak<dyn AnyEntry>, arrived: bool) {
+    pub fn add(&self, id: u64, node: Weak<dyn AnyEntry>) {
         let mut queue = self.0.lock();
         queue.waiting.insert(id, node.clone());
-        if !arrived {
-            queue.underway.push_back(node);
-        }
+        queue.underway.push_back(node);
     }
 
     /// Checks whether reads are over, in their order.

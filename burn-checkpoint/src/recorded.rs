@@ -105,11 +105,7 @@ impl<B: Backend> AnyEntry for Node<B> {
         }
         let bytes = self.meta.bytes;
         let vacated = vacate(&self.meta, &mut state);
-        let Storage::Host(copy) = &mut state.storage else {
-            return false;
-        };
-        // The data of a copy that is used again has arrived.
-        prefetch.add(self.meta.id, own, copy.has_arrived());
+        prefetch.add(self.meta.id, own);
         drop(state);
         drop(vacated);
         let counts = &self.meta.memory.counts;
@@ -134,15 +130,15 @@ impl<B: Backend> AnyEntry for Node<B> {
     }
 
     fn is_read(&self) -> bool {
-        let (over, arrived) = match &mut self.state.lock().storage {
-            Storage::Host(copy) => (copy.is_over(), copy.has_arrived()),
+        let is_read = match &mut self.state.lock().storage {
+            Storage::Host(copy) => copy.arrived().map(Result::is_ok),
             Storage::Resident(_) | Storage::Evicted => return true,
         };
         // Evictions by a budget depend on recipes, and must not depend on when copies arrive: a use then drops the recipe.
-        if arrived && self.meta.memory.budget().is_none() {
+        if is_read == Some(true) && self.meta.memory.budget().is_none() {
             self.forget_recipe();
         }
-        over
+        is_read.is_some()
     }
 
     fn prefetch(&self) -> bool {
@@ -269,14 +265,12 @@ impl<B: Backend> AnyEntry for Node<B> {
     }
 
     fn cost_ns(&self) -> f32 {
-        match self.state.lock().origin {
-            Origin::Hosted => {
-                let budget = self.meta.memory.budget();
-                budget.map_or(0.0, |budget| {
-                    upload_ns(budget.settings.device.as_ref(), self.meta.bytes)
-                })
+        match (self.state.lock().origin, self.meta.memory.budget()) {
+            (Origin::Hosted, None) => 0.0,
+            (Origin::Hosted, Some(budget)) => {
+                upload_ns(budget.settings.device.as_ref(), self.meta.bytes)
             }
-            Origin::Fixed | Origin::Recorded | Origin::Delivered => self.meta.cost_ns,
+            _ => self.meta.cost_ns,
         }
     }
 }

@@ -196,18 +196,15 @@ struct Planned<B: Backend> {
     node: Arc<Node<B>>,
     /// How many inputs of steps to come refer to it.
     uses: u32,
-    is_locked: bool,
-    /// Its recipe until it has run, if it has to run.
-    recipe: Option<Arc<dyn Recipe<B>>>,
-    /// Whether it was resident before.
-    found: bool,
+    /// Whether it was resident before; `None` until it is locked.
+    found: Option<bool>,
 }
 
 /// A plan has room for so many nodes without further allocations.
 const USUAL: usize = 28;
 
-/// A node to run: its index and the part of [`Plan::inputs`] that has those of its inputs.
-type Step = (usize, Range<usize>);
+/// What brings a node back: its recipe, and the part of [`Plan::inputs`] that has the indices of its inputs.
+type Run<B> = (Arc<dyn Recipe<B>>, Range<usize>);
 
 struct Plan<B: Backend> {
     start: Instant,
@@ -219,7 +216,7 @@ struct Plan<B: Backend> {
     /// Indices of nodes.
     inputs: Vec<usize>,
     /// The nodes to run, inputs first.
-    order: Vec<Step>,
+    order: Vec<(usize, Run<B>)>,
     /// What came back, counted when the plan is dropped.
     replayed: RematStats,
 }
@@ -243,9 +240,7 @@ impl<B: Backend> Plan<B> {
                 nodes.push(Some(Planned {
                     node: node.clone(),
                     uses: 0,
-                    is_locked: false,
-                    recipe: None,
-                    found: false,
+                    found: None,
                 }));
             }
             if let Some(planned) = &mut nodes[at] {
@@ -254,36 +249,35 @@ impl<B: Backend> Plan<B> {
             at
         };
         let mut siblings = Vec::new();
-        // Nodes to visit, and again, with their inputs, when these are in the order.
+        // Nodes to visit, and again, with their recipes, when their inputs are in the order.
         let mut stack = Vec::with_capacity(USUAL);
         stack.push((need(&mut plan.nodes, &plan.target, 1), None));
-        while let Some((at, inputs)) = stack.pop() {
-            if let Some(inputs) = inputs {
-                plan.order.push((at, inputs));
+        while let Some((at, run)) = stack.pop() {
+            if let Some(run) = run {
+                plan.order.push((at, run));
                 continue;
             }
-            let Some(planned) = plan.nodes[at].as_mut().filter(|node| !node.is_locked) else {
+            let Some(planned) = plan.nodes[at].as_mut().filter(|node| node.found.is_none()) else {
                 continue;
             };
             // Not locked if the upload of its host copy panics.
-            planned.found = lock(&planned.node);
-            planned.is_locked = true;
-            if planned.found {
+            let found = lock(&planned.node);
+            planned.found = Some(found);
+            if found {
                 continue;
             }
             let Some(recipe) = planned.node.recipe() else {
                 continue;
             };
-            let (waiting, begin) = (stack.len(), plan.inputs.len());
-            stack.push((at, Some(begin..begin)));
+            let begin = plan.inputs.len();
             recipe.inputs(&mut |source| {
-                let input = need(&mut plan.nodes, source.node(), 1);
-                plan.inputs.push(input);
-                stack.push((input, None));
+                plan.inputs.push(need(&mut plan.nodes, source.node(), 1));
             });
-            stack[waiting].1 = Some(begin..plan.inputs.len());
+            let inputs = begin..plan.inputs.len();
             // An operation that runs for one of its results returns the others too: those that stay are stored.
             recipe.siblings(&mut |sibling| siblings.push(sibling));
+            stack.push((at, Some((recipe, inputs.clone()))));
+            stack.extend(plan.inputs[inputs].iter().map(|input| (*input, None)));
             for sibling in siblings.drain(..) {
                 let state = sibling.state();
                 let evicted = matches!(state.storage, Storage::Evicted);
@@ -292,25 +286,21 @@ impl<B: Backend> Plan<B> {
                     stack.push((need(&mut plan.nodes, &sibling, 0), None));
                 }
             }
-            if let Some(planned) = &mut plan.nodes[at] {
-                planned.recipe = Some(recipe);
-            }
         }
         plan
     }
 
     fn run(mut self) {
-        for (at, inputs) in std::mem::take(&mut self.order) {
-            let Some(planned) = &mut self.nodes[at] else {
+        for (at, (recipe, inputs)) in std::mem::take(&mut self.order) {
+            let Some(planned) = &self.nodes[at] else {
                 continue;
             };
-            let (node, recipe) = (planned.node.clone(), planned.recipe.take());
+            let node = planned.node.clone();
             if !node.meta.memory.retries() {
                 self.lend(inputs.clone());
             }
-            if let Some(recipe) = recipe {
-                self.step(&node, &*recipe);
-            }
+            self.step(&node, &*recipe);
+            drop(recipe);
             self.release(inputs);
             // A tensor that came back and stays no longer needs its recipe, unless a budget may evict it again.
             if !node.meta.memory.may_evict()
@@ -376,7 +366,7 @@ impl<B: Backend> Plan<B> {
             return meta.uploaded();
         }
         if let Some(budget) = budget {
-            budget.replayed(meta.cost_ns);
+            budget.thrashing.replayed(meta.cost_ns);
         }
         meta.emit(|traced| EventKind::Replay(traced, time), meta.bytes);
         let count = |stats: &mut RematStats| {
@@ -423,10 +413,9 @@ impl<B: Backend> Plan<B> {
     }
 
     fn unlock(&self, planned: &Planned<B>) {
-        let Planned { node, found, .. } = planned;
-        if !planned.is_locked {
+        let (node, Some(found)) = (&planned.node, planned.found) else {
             return;
-        }
+        };
         let mut state = node.state();
         let is_kept = match found {
             true => node.meta.users() > 0 || state.branch_point,

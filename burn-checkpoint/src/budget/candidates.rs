@@ -54,7 +54,7 @@ pub(super) struct Candidates {
     tidy_at: u64,
     /// Storages that a search for the operation with this number passed over: in use, or tiny.
     held: (u64, Vec<Weak<dyn AnyEntry>>),
-    /// Candidates examined since they were cleared.
+    /// Candidates examined since this was last read.
     pub looks: u64,
     /// A buffer for the evicted inputs of a candidate, empty between searches.
     evicted: Vec<Arc<dyn AnyEntry>>,

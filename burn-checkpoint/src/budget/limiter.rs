@@ -46,7 +46,7 @@ pub(crate) struct Budget {
     places: AtomicU64,
     /// A hash of the operations of this step.
     program: AtomicU64,
-    thrashing: Thrashing,
+    pub thrashing: Thrashing,
     needs: Needs,
     /// Bytes of results, by the keys of their operations.
     expected: Mutex<FxHashMap<u64, u64>>,
@@ -229,12 +229,12 @@ impl Budget {
     }
 
     fn alive(&self) -> Vec<Arc<dyn AnyEntry>> {
-        self.nodes
-            .lock()
-            .all
-            .iter()
-            .filter_map(Known::node)
-            .collect()
+        let nodes = self.nodes.lock();
+        nodes.all.iter().filter_map(Known::node).collect()
+    }
+
+    fn gradients_bytes(&self) -> u64 {
+        self.gradients.lock().bytes
     }
 
     /// Records what an operation of an unconstrained step needs, if the limit is being measured.
@@ -242,7 +242,8 @@ impl Budget {
     fn look(&self, op: &'static str, bytes: u64) {
         if self.settings.fraction.is_some() {
             let alive = self.alive();
-            self.needs.look(alive.len(), self.need(&alive, op, bytes));
+            let need = Need::of(&alive, op, bytes, self.gradients_bytes());
+            self.needs.look(alive.len(), need);
         }
     }
 
@@ -300,7 +301,6 @@ impl Budget {
         let mut nodes = self.nodes.lock();
         nodes.memo.differs(goes_on);
         nodes.sort_in();
-        let before = nodes.candidates.looks;
         nodes.candidates.begin(now);
         let mut again = true;
         while !fits() {
@@ -326,14 +326,7 @@ impl Budget {
             }
         }
         nodes.memo.ends(key, fits());
-        (fits(), nodes.candidates.looks - before)
-    }
-
-    /// What the operation under way needs, which is about to make so many bytes.
-    fn need(&self, alive: &[Arc<dyn AnyEntry>], op: &'static str, bytes: u64) -> Need {
-        let mut need = Need::of(alive, clock::now(), op, bytes);
-        need.gradients_bytes += self.gradients.lock().bytes;
-        need
+        (fits(), std::mem::take(&mut nodes.candidates.looks))
     }
 
     fn overflows(&self, op: &'static str, bytes: u64, limit: u64) {
@@ -341,7 +334,7 @@ impl Budget {
         if !strict && !self.needs.is_clearly_larger(self.live() + bytes) {
             return;
         }
-        let mut need = self.need(&self.alive(), op, bytes);
+        let mut need = Need::of(&self.alive(), op, bytes, self.gradients_bytes());
         // Nothing more can be evicted: all else that is live stays.
         let counted = need.bytes() - need.result_bytes;
         need.kept_bytes += self.live().saturating_sub(counted);
@@ -376,20 +369,13 @@ impl Budget {
     /// The live tensors, by operation.
     pub fn holders(&self, device: DeviceId) -> Snapshot {
         let mut storages = FxHashSet::default();
-        let mut holders: FxHashMap<_, (u64, usize)> = FxHashMap::default();
-        for node in self.alive().into_iter().rev() {
+        let alive = self.alive();
+        let tensors = alive.iter().rev().filter_map(|node| {
             let info = node.info();
-            if info.resident && !info.retired && storages.insert(info.owner) {
-                let holder = holders.entry((info.op.name, node.kind())).or_default();
-                *holder = (holder.0 + info.owner_bytes, holder.1 + 1);
-            }
-        }
-        Snapshot::new(device, self.start.elapsed(), self.live(), holders)
-    }
-
-    /// Counts the work of a replay.
-    pub fn replayed(&self, cost_ns: f32) {
-        self.thrashing.replayed(cost_ns);
+            let counts = info.resident && !info.retired && storages.insert(info.owner);
+            counts.then(|| (info.op.name, node.kind(), info.owner_bytes))
+        });
+        Snapshot::new(device, self.start.elapsed(), self.live(), tensors)
     }
 
     /// Counts an operation and its work.

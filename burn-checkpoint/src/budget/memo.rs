@@ -32,7 +32,7 @@ enum Place {
 }
 
 /// A search, and what it has evicted.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Search {
     key: u64,
     /// The end of its part of `evicted`.
@@ -54,25 +54,25 @@ impl Memo {
 
     /// If the step before has made a search with this key at this point: the places of what it has evicted, and whether that made the room.
     pub fn repeat(&mut self, key: u64) -> Option<(impl Iterator<Item = u64>, bool)> {
-        let search = self.searches.get(self.repeated).filter(|_| self.repeats)?;
-        if search.key != key {
-            return None;
-        }
-        let (begin, search) = (self.end_of(self.repeated), *search);
+        let same = |search: &&Search| self.repeats && search.key == key;
+        let search = *self.searches.get(self.repeated).filter(same)?;
+        let begin = self.end_of(self.repeated);
         self.repeated += 1;
-        let places = self.evicted[begin..search.end].iter();
         let before = self.before;
-        let places = places.map(move |place| match place {
-            Place::Relative(place) => before.wrapping_add(*place),
-            Place::Absolute(place) => *place,
-        });
+        let places = self.evicted[begin..search.end]
+            .iter()
+            .map(move |place| match place {
+                Place::Relative(place) => before.wrapping_add(*place),
+                Place::Absolute(place) => *place,
+            });
         Some((places, search.made_room))
     }
 
     /// The end of the evictions of so many searches.
     fn end_of(&self, searches: usize) -> usize {
-        let last = searches.checked_sub(1).map(|last| self.searches[last]);
-        last.unwrap_or_default().end
+        searches
+            .checked_sub(1)
+            .map_or(0, |last| self.searches[last].end)
     }
 
     /// From here on the step differs from the one before. If the repeated search `goes_on`, it is remembered anew when it ends, with what it

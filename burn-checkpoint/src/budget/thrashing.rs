@@ -21,7 +21,7 @@ const ENDLESS_NS: f64 = 1e8;
 /// Work and waste of the steps of a device under a budget. A step is judged when it is over: when the next forward pass begins, when the
 /// training loop reports its end, or when the budget ends.
 #[derive(Default)]
-pub(super) struct Thrashing {
+pub(crate) struct Thrashing {
     /// Estimated nanoseconds of the operations of the step under way. Only the thread whose budget it is adds to them.
     computed_ns: AtomicU64,
     waste: Mutex<Waste>,
