@@ -66,10 +66,6 @@ struct Flags {
 }
 
 impl Flags {
-    fn records(&self) -> bool {
-        self.in_scope.get() || self.has_budget.get()
-    }
-
     /// Begins a pass. Returns where in a step the thread was.
     fn begin(&self, phase: Phase) -> Step {
         self.step.replace(self.step.get().begin(phase))
@@ -116,7 +112,6 @@ impl Context {
         memory
     }
 
-    /// The budget in force.
     fn budget(&self) -> Option<&Arc<Installed>> {
         let own = self.budgets.top();
         own.map_or(self.of_process.as_ref(), Option::as_ref)
@@ -166,7 +161,7 @@ pub(crate) fn records() -> bool {
         if CHANGES.load(Ordering::Acquire) != flags.known.get() {
             follow_process(flags);
         }
-        flags.records()
+        flags.in_scope.get() || flags.has_budget.get()
     })
 }
 
@@ -328,12 +323,10 @@ pub(crate) fn region() -> Option<Arc<Region>> {
     CONTEXT.with_borrow(|context| context.frames.last().map(|frame| frame.region.clone()))
 }
 
-/// Whether a tensor of `Remat` was met since the outermost scope began.
 pub(crate) fn met() -> bool {
     FLAGS.with(|flags| flags.met.get())
 }
 
-/// Whether the results of a scope are being collected.
 #[inline]
 pub(crate) fn is_collecting() -> bool {
     COLLECTING.get()
@@ -355,7 +348,6 @@ pub(crate) fn collecting(touch: impl FnOnce()) -> Vec<Arc<dyn AnyEntry>> {
 /// Keeps a budget, or none, in force on its thread until it is dropped. Then that of the newest remaining guard is in force.
 pub(crate) struct InForce(u64, PhantomData<*const ()>);
 
-/// Puts a budget in force, or none.
 pub(crate) fn install(budget: Option<Arc<Installed>>) -> InForce {
     OF_THREADS.fetch_add(1, Ordering::Relaxed);
     CONTEXT.with_borrow_mut(|context| {
@@ -382,7 +374,6 @@ pub(crate) fn in_force() -> Option<Arc<Installed>> {
     CONTEXT.with_borrow(|context| context.budget().cloned())
 }
 
-/// Runs a function while no budget is in force.
 pub(crate) fn without_budget<R>(run: impl FnOnce() -> R) -> R {
     let _none = in_force().is_some().then(|| install(None));
     run()
@@ -390,13 +381,10 @@ pub(crate) fn without_budget<R>(run: impl FnOnce() -> R) -> R {
 
 /// The sum over all devices of the counters of this thread's new tensors: without tensors made under another budget.
 pub(crate) fn current_stats() -> RematStats {
-    let counters = counters().into_iter();
-    counters.fold(RematStats::default(), |sum, memory| {
-        sum + memory.counts.stats()
-    })
+    let stats = counters().into_iter().map(|memory| memory.counts.stats());
+    stats.fold(RematStats::default(), |sum, stats| sum + stats)
 }
 
-/// The counters of this thread, over all devices and budgets.
 fn of_thread() -> Arc<Counts> {
     unwound::free();
     CONTEXT.with_borrow_mut(Context::counts)
@@ -413,8 +401,7 @@ impl RematStats {
         memory_on(device.id()).counts.stats()
     }
 
-    /// The counters of all threads and devices since the process began; the peak is the most bytes since any thread's last
-    /// [`Self::reset_thread`].
+    /// The counters of all threads and devices since the process began; the peak is that since any thread's last [`Self::reset_thread`].
     pub fn of_process() -> Self {
         stats::OF_PROCESS.stats()
     }

@@ -8,7 +8,7 @@ use std::any::Any;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
 use burn_backend::ops::TransactionPrimitive;
 use burn_backend::{Backend, Bytes, Shape, StreamId, TensorData, read_sync};
@@ -20,7 +20,7 @@ use crate::kind::Value;
 pub(crate) type Read = Result<TensorData, String>;
 
 /// Tensors that are read in one transaction.
-struct Batch<B: Backend>(Vec<(Value<B>, Sender<Read>)>);
+struct Batch<B: Backend>(Vec<(Value<B>, SyncSender<Read>)>);
 
 /// A [`Batch`] of any backend.
 trait AnyBatch: Any {
@@ -39,7 +39,7 @@ thread_local! {
 
 /// Reads a tensor with the next batch.
 pub(crate) fn add<B: Backend>(value: &Value<B>) -> Receiver<Read> {
-    let (sender, receiver) = channel();
+    let (sender, receiver) = sync_channel(1);
     let read = (value.clone(), sender);
     BATCHES.with_borrow_mut(|batches| {
         for batch in batches.iter_mut() {
@@ -126,8 +126,7 @@ impl<B: Backend> AnyBatch for Batch<B> {
     }
 }
 
-/// The same data in this shape, with clones that share one allocation: an upload consumes its data, and the copy must outlive a failed
-/// upload.
+/// The same data in this shape, with clones that share one allocation: an upload consumes data, and the copy must outlive a failed upload.
 fn shared(data: TensorData, shape: Shape) -> TensorData {
     struct Owner(Bytes);
     impl AsRef<[u8]> for Owner {

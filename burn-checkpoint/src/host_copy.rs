@@ -11,7 +11,9 @@ use crate::verify;
 
 /// The copy of a tensor in host memory, complete or under way. Device memory is free once it has been read.
 pub(crate) struct HostCopy<B: Backend> {
-    data: HostData,
+    /// Gives the data once.
+    arrival: Receiver<Read>,
+    read: Option<Read>,
     upload: Upload<B>,
     /// The tensor on the device, if it was uploaded before its use.
     pub ahead: Option<Value<B>>,
@@ -19,17 +21,13 @@ pub(crate) struct HostCopy<B: Backend> {
     pub checksum: Option<u64>,
 }
 
-enum HostData {
-    Underway(Receiver<Read>),
-    Read(Read),
-}
-
 impl<B: Backend> HostCopy<B> {
     /// Starts the copy, with the others of its scope; `None` if the value is not one tensor.
     pub fn start(value: &Value<B>) -> Option<Self> {
         Some(Self {
             upload: value.upload()?,
-            data: HostData::Underway(download::add(value)),
+            arrival: download::add(value),
+            read: None,
             ahead: None,
             checksum: verify::checksum(value),
         })
@@ -37,15 +35,10 @@ impl<B: Backend> HostCopy<B> {
 
     /// What the read gave, once it is over; does not wait for it.
     pub fn arrived(&mut self) -> Option<&Read> {
-        if let HostData::Underway(arrival) = &self.data
-            && let Ok(read) = arrival.try_recv()
-        {
-            self.data = HostData::Read(read);
+        if self.read.is_none() {
+            self.read = self.arrival.try_recv().ok();
         }
-        match &self.data {
-            HostData::Read(read) => Some(read),
-            HostData::Underway(_) => None,
-        }
+        self.read.as_ref()
     }
 
     /// Uploads it before its use, if its data has arrived. Returns whether it is on the device.
@@ -57,20 +50,15 @@ impl<B: Backend> HostCopy<B> {
         self.ahead.is_some()
     }
 
-    /// The tensor on the device, waiting for its data if need be. The data stays, whatever happens meanwhile: a panic of the
-    /// backend leaves the copy as it was.
-    ///
-    /// # Errors
-    ///
-    /// The reason, if the backend could not read the data.
+    /// The tensor on the device, waiting for its data if need be, or why that could not be read. The copy stays if the backend panics.
     pub fn tensor(&mut self, device: &Device<B>) -> Result<Value<B>, String> {
         if let Some(value) = &self.ahead {
             return Ok(value.clone());
         }
-        if let HostData::Underway(arrival) = &self.data {
+        if self.arrived().is_none() {
             download::start();
             let ended = |_| Err("the thread that reads it has ended".to_owned());
-            self.data = HostData::Read(arrival.recv().unwrap_or_else(ended));
+            self.read = Some(self.arrival.recv().unwrap_or_else(ended));
         }
         let upload = self.upload;
         let data = self.arrived().expect("it was waited for").clone()?;

@@ -75,8 +75,7 @@ pub fn end_step() {
 
 fn step(installed: &Installed) {
     context::begin(Phase::Forward);
-    let budgets = installed.budgets();
-    budgets.iter().for_each(|budget| budget.step_ends());
+    installed.budgets().for_each(|budget| budget.step_ends());
 }
 
 /// The guard of an installed [`MemoryBudget`]: ends it when dropped.
@@ -107,26 +106,27 @@ impl InstalledBudget {
     /// The limit on each device in bytes; `None` while it is measured.
     pub fn limit_bytes(&self) -> Vec<Option<u64>> {
         let budgets = self.installed.budgets();
-        budgets.iter().map(|budget| budget.limit()).collect()
+        budgets.map(|budget| budget.limit()).collect()
     }
 
     /// Bytes counted now, of all devices.
     pub fn live_bytes(&self) -> u64 {
-        let budgets = self.installed.budgets();
-        budgets.iter().map(|budget| budget.live()).sum()
+        self.installed.budgets().map(|budget| budget.live()).sum()
     }
 
     /// The most bytes that were counted at one time on any device.
     pub fn peak_bytes(&self) -> u64 {
-        let budgets = self.installed.budgets().into_iter();
-        let peaks = budgets.map(|budget| budget.counts.highest());
-        peaks.max().unwrap_or(0)
+        let budgets = self.installed.budgets();
+        budgets
+            .map(|budget| budget.counts.highest())
+            .max()
+            .unwrap_or(0)
     }
 }
 
 impl Drop for InstalledBudget {
     fn drop(&mut self) {
         let budgets = self.installed.budgets();
-        budgets.iter().for_each(|budget| budget.step_is_over());
+        budgets.for_each(|budget| budget.step_is_over());
     }
 }

@@ -7,14 +7,12 @@ use parking_lot::Mutex;
 
 use crate::entry::AnyEntry;
 
-/// Number of tensors uploaded before their use: the next transfer overlaps with the operations on the last tensor, and memory holds
-/// little that is not needed yet.
+/// Number of tensors uploaded before their use: the next transfer overlaps with operations, and memory holds little that is not needed yet.
 const AHEAD: usize = 2;
 
 /// The host copies of one thread's tensors on one device, by the numbers of their nodes.
 ///
-/// Backward uses them from the last number to the first, across scopes. At each use the copies before it are uploaded ahead, whether the
-/// used copy was uploaded ahead or not.
+/// Backward uses them from the last number to the first, across scopes. At each use the copies before it are uploaded ahead.
 #[derive(Default)]
 pub(crate) struct Prefetch(Mutex<Queue>);
 
@@ -57,8 +55,7 @@ impl Prefetch {
         queue.ahead.remove(&id);
     }
 
-    /// Called when this node's copy is used: removes it from the queue, and uploads the next copies ahead. What was uploaded for another
-    /// order waits for its use.
+    /// This node's copy is used: removes it, and uploads the next ones ahead. What was uploaded for another order waits for its use.
     pub fn asked_for(&self, id: u64) {
         self.forget(id);
         let mut queue = self.0.lock();

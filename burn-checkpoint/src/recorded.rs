@@ -9,7 +9,7 @@ use crate::clock;
 use crate::cost::upload_ns;
 use crate::entry::{AnyEntry, Group, NodeInfo, Origin};
 use crate::host_copy::HostCopy;
-use crate::node::{Node, State, Storage, vacate};
+use crate::node::{Node, Source, Storage, vacate};
 use crate::policy::{OpCall, Policy, SavePolicy};
 use crate::region::Region;
 use crate::trace::{EventKind, Kind};
@@ -146,9 +146,6 @@ impl<B: Backend> AnyEntry for Node<B> {
         let Storage::Host(copy) = &mut state.storage else {
             return false;
         };
-        if copy.ahead.is_some() {
-            return true;
-        }
         // Uploads only data that has arrived, so it does not wait.
         if !copy.prefetch(&self.meta.device) {
             return false;
@@ -160,10 +157,7 @@ impl<B: Backend> AnyEntry for Node<B> {
     }
 
     fn list(self: Arc<Self>) -> Option<Arc<dyn AnyEntry>> {
-        let owner = match &self.meta.group {
-            Some(group) => group.node(),
-            None => &self,
-        };
+        let owner = self.meta.group.as_ref().map_or(&self, Source::node);
         let is_new = owner.meta.bytes > 0 && !owner.meta.listed.swap(true, Ordering::Relaxed);
         is_new.then(|| owner.clone() as _)
     }
@@ -179,28 +173,27 @@ impl<B: Backend> AnyEntry for Node<B> {
             ..Group::default()
         };
         let now = clock::now();
-        let mut add = |node: Arc<Self>, state: &State<B>| {
+        let views: Vec<_> = self
+            .state()
+            .views
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect();
+        for node in std::iter::once(self.clone()).chain(views) {
+            let state = node.state();
+            if !state.is_resident() {
+                continue;
+            }
+            if !state.comes_back() && Arc::ptr_eq(&node, &self) {
+                return None;
+            }
             group.has_users |= node.meta.users() > 0;
             group.overwrites |= node.meta.overwrites;
             group.restores = group.restores.max(state.restores);
             group.is_held |= !state.comes_back() || state.locks > 0 || state.last_used == now;
             group.last_used = group.last_used.max(state.last_used);
+            drop(state);
             group.members.push(node);
-        };
-        let state = self.state.lock();
-        if state.is_resident() {
-            if !state.comes_back() {
-                return None;
-            }
-            add(self.clone(), &state);
-        }
-        let views: Vec<_> = state.views.iter().filter_map(Weak::upgrade).collect();
-        drop(state);
-        for view in views {
-            let state = view.state.lock();
-            if state.is_resident() {
-                add(view.clone(), &state);
-            }
         }
         // Views that no budget counts keep the storage too.
         let residents = self.meta.residents.load(Ordering::Acquire) as usize;

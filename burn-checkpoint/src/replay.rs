@@ -1,7 +1,7 @@
 //! Bringing tensors back: from their host copy, or by a replay.
 //!
-//! A replay plans first: what has to run, in which order, and how often each result is needed. Then it runs, and drops what
-//! no handle refers to right after its last use. No step of it recurses.
+//! A replay first plans, without recursion, what has to run, in which order, and how often each result is needed. Then it runs, and drops
+//! what no handle refers to right after its last use.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -43,13 +43,8 @@ pub fn is_replaying() -> bool {
 }
 
 /// Nodes whose storages stay until this is dropped.
+#[derive(Default)]
 pub(crate) struct Locked<B: Backend>(Vec<Arc<Node<B>>>);
-
-impl<B: Backend> Default for Locked<B> {
-    fn default() -> Self {
-        Self(Vec::new())
-    }
-}
 
 impl<B: Backend> Locked<B> {
     /// Locks a node. Its storage need not be there yet.
@@ -80,8 +75,7 @@ pub(crate) fn lock_inputs<B: Backend>(recipe: &dyn Recipe<B>) -> Locked<B> {
     locked
 }
 
-/// Brings a node back that is in host memory, and uploads ahead what backward will use next. Returns whether the node is
-/// resident.
+/// Brings a node back that is in host memory, and uploads ahead what backward will use next. Returns whether the node is resident.
 pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
     let meta = &node.meta;
     let ahead = match &node.state().storage {
@@ -177,8 +171,7 @@ pub(crate) fn rehearse<B: Backend>(node: &Arc<Node<B>>) {
     node.state().viewed = viewed;
 }
 
-/// Locks a node for a replay, and returns whether it is resident and will stay so. The check and the lock are one step: in between another
-/// thread may drop its last handle.
+/// Locks a node for a replay, and returns whether it is resident: in one step, because another thread may drop its last handle in between.
 fn lock<B: Backend>(node: &Arc<Node<B>>) -> bool {
     loop {
         let mut state = node.state();
@@ -191,7 +184,6 @@ fn lock<B: Backend>(node: &Arc<Node<B>>) -> bool {
     }
 }
 
-/// A node that a replay needs.
 struct Planned<B: Backend> {
     node: Arc<Node<B>>,
     /// How many inputs of steps to come refer to it.
@@ -237,13 +229,9 @@ impl<B: Backend> Plan<B> {
         let mut need = |nodes: &mut Vec<Option<Planned<B>>>, node: &Arc<Node<B>>, uses| {
             let at = *indices.entry(Arc::as_ptr(node)).or_insert(nodes.len());
             if at == nodes.len() {
-                nodes.push(Some(Planned {
-                    node: node.clone(),
-                    uses: 0,
-                    found: None,
-                }));
-            }
-            if let Some(planned) = &mut nodes[at] {
+                let (node, found) = (node.clone(), None);
+                nodes.push(Some(Planned { node, uses, found }));
+            } else if let Some(planned) = &mut nodes[at] {
                 planned.uses += uses;
             }
             at
@@ -275,17 +263,17 @@ impl<B: Backend> Plan<B> {
             });
             let inputs = begin..plan.inputs.len();
             // An operation that runs for one of its results returns the others too: those that stay are stored.
-            recipe.siblings(&mut |sibling| siblings.push(sibling));
-            stack.push((at, Some((recipe, inputs.clone()))));
-            stack.extend(plan.inputs[inputs].iter().map(|input| (*input, None)));
-            for sibling in siblings.drain(..) {
+            recipe.siblings(&mut |sibling| {
                 let state = sibling.state();
                 let evicted = matches!(state.storage, Storage::Evicted);
                 let has_users = sibling.meta.users() > 0;
                 if evicted && has_users && plan.is_kept(&sibling, &state) {
-                    stack.push((need(&mut plan.nodes, &sibling, 0), None));
+                    siblings.push((need(&mut plan.nodes, &sibling, 0), None));
                 }
-            }
+            });
+            stack.push((at, Some((recipe, inputs.clone()))));
+            stack.extend(plan.inputs[inputs].iter().map(|input| (*input, None)));
+            stack.append(&mut siblings);
         }
         plan
     }
@@ -396,8 +384,7 @@ impl<B: Backend> Plan<B> {
         }
     }
 
-    /// Whether a node that came back stays: it has handles or an inner scope is replayed from it, and it belongs to the
-    /// target's scope or one around it.
+    /// Whether a node that came back stays: it has handles or an inner scope starts from it, and its scope is the target's or around it.
     fn is_kept(&self, node: &Arc<Node<B>>, state: &State<B>) -> bool {
         if Arc::ptr_eq(node, &self.target) {
             return true;
@@ -406,10 +393,12 @@ impl<B: Backend> Plan<B> {
         if !is_needed || node.meta.is_delivered || verify::is_rehearsing() {
             return false;
         }
-        match (&state.region, &self.region) {
-            (None, _) => true,
-            (Some(region), target) => target.as_ref().is_some_and(|own| own.is_within(region)),
-        }
+        let is_around = |region| {
+            self.region
+                .as_ref()
+                .is_some_and(|own| own.is_within(region))
+        };
+        state.region.as_ref().is_none_or(is_around)
     }
 
     fn unlock(&self, planned: &Planned<B>) {

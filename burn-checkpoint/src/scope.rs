@@ -6,16 +6,13 @@ use crate::context::{self, Frame};
 use crate::entry::{self, AnyEntry};
 use crate::outputs::{self, Outputs};
 use crate::policy::{Policy, SavePolicy};
-use crate::tiny;
 use crate::trace::{self, EventKind};
 use crate::work::Work;
-use crate::{download, verify};
+use crate::{download, tiny, verify};
 
-/// Runs `region` and drops what only backward will need of it; backward computes that once more, bit for bit
-/// (`torch.utils.checkpoint`).
+/// Runs `region` and drops what only backward will need of it; backward computes that once more, bit for bit (`torch.utils.checkpoint`).
 ///
-/// Anything may be captured and any tensors returned: see [`Outputs`]. Scopes can be nested. Random numbers are not drawn
-/// again: what was drawn is kept.
+/// Anything may be captured and any tensors returned: see [`Outputs`]. Scopes can be nested. Random numbers are kept, not drawn again.
 ///
 /// # Cost
 ///
@@ -59,8 +56,7 @@ pub fn checkpoint<R: Outputs>(region: impl FnOnce() -> R) -> R {
 ///
 /// # Cost
 ///
-/// For evicted tensors that of [`checkpoint`]. Kept tensors cost their bytes, offloaded ones a copy each way and as many bytes on the
-/// host.
+/// For evicted tensors that of [`checkpoint`]. Kept tensors cost their bytes, offloaded ones as many on the host and a copy each way.
 pub fn checkpoint_with<R: Outputs>(policy: Policy, region: impl FnOnce() -> R) -> R {
     run(policy, None, region)
 }
@@ -83,8 +79,7 @@ pub(crate) fn keeping<R>(region: impl FnOnce() -> R) -> R {
     result.expect("a scope runs its region")
 }
 
-/// Drops the storage of tensors that can come back: those made in a scope that is open, or under a budget.
-/// Others stay as they are.
+/// Drops the storage of tensors that can come back: those made in a scope that is open, or under a budget. Others stay as they are.
 ///
 /// # Cost
 ///

@@ -61,7 +61,7 @@ pub(crate) struct InUse {
     scopes: Vec<String>,
     /// The parameter in use, as an owner ends with it.
     after: String,
-    nodes: HashMap<(DeviceId, u64), Held>,
+    nodes: HashMap<(DeviceId, u64), Holder>,
     /// Dropped nodes whose storage a view keeps.
     viewed: Vec<(DeviceId, u64)>,
     live_bytes: HashMap<DeviceId, u64>,
@@ -69,12 +69,6 @@ pub(crate) struct InUse {
 
 /// The number of nodes above which those without storage are forgotten.
 const MANY: usize = 1 << 16;
-
-struct Held {
-    owner: String,
-    kind: Kind,
-    bytes: u64,
-}
 
 impl InUse {
     /// Adds these events. Returns the tensors in use at the event with the most live bytes, if any is of a tensor.
@@ -117,10 +111,11 @@ impl InUse {
                 _ => (op.to_owned(), Kind::Before),
             };
             let before = before.unwrap_or(event.live_bytes.saturating_sub(event.bytes));
-            let held = self.nodes.entry(key).or_insert(Held {
+            let held = self.nodes.entry(key).or_insert(Holder {
                 owner,
                 kind,
                 bytes: 0,
+                tensors: 1,
             });
             held.bytes += event.live_bytes.saturating_sub(before);
             return;
@@ -223,7 +218,6 @@ pub fn chrome_trace(events: &[Event]) -> String {
     json!({"displayTimeUnit": "ms", "traceEvents": entries}).to_string()
 }
 
-/// The entries of an event.
 fn entries(event: &Event) -> Vec<Value> {
     let microseconds = |time: Duration| time.as_nanos() as f64 / 1e3;
     let ts = microseconds(event.at);

@@ -1,8 +1,7 @@
 //! Drops that are deferred until a panic is over.
 //!
-//! burn-fusion does not free a tensor that is dropped while its thread panics: its memory would be lost for good. So tensors that
-//! an unwinding thread drops are kept here, until the thread drops the next tensor without a panic, the device is synchronised, or the
-//! counters are read.
+//! burn-fusion never frees a tensor that is dropped while its thread panics. So tensors that an unwinding thread drops are kept here, until
+//! the thread drops the next tensor without a panic, the device is synchronised, or the counters are read.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};

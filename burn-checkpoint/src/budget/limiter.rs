@@ -9,7 +9,6 @@ use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::candidates::Candidates;
-use super::gradients::Gradients;
 use super::memo::Memo;
 use super::need::Needs;
 use super::settings::MemoryBudget;
@@ -18,7 +17,7 @@ use crate::clock::{self, Lineage};
 use crate::entry::{self, AnyEntry};
 use crate::error::{Need, size};
 use crate::snapshot::Snapshot;
-use crate::stats::Counts;
+use crate::stats::{Counts, Gradients};
 
 /// After a search that found too little to evict, the next one waits until live bytes have grown by one part in so many.
 const CHANGED: u64 = 64;
@@ -52,7 +51,6 @@ pub(crate) struct Budget {
     expected: Mutex<FxHashMap<u64, u64>>,
 }
 
-/// The nodes that a budget knows.
 #[derive(Default)]
 struct Nodes {
     /// In ascending order of their places.
@@ -65,7 +63,6 @@ struct Nodes {
     tidy_at: usize,
 }
 
-/// A node at its place.
 struct Known {
     place: u64,
     /// `None` once it is dropped.
@@ -93,8 +90,7 @@ fn find(all: &[Known], place: u64) -> Option<usize> {
 }
 
 impl Nodes {
-    /// Starts again without what the optimizer's operations left behind: on ranks that sharded it these have other sizes, and what is evicted in
-    /// forward and backward must be the same on all of them.
+    /// Forgets what the optimizer left behind: where ranks shard it sizes differ, and all ranks must evict the same in forward and backward.
     fn begin_step(&mut self, last_place: u64) {
         self.all.retain(|known| {
             let node = known.node().filter(|node| !node.info().retired);
@@ -167,7 +163,6 @@ impl Budget {
         }
     }
 
-    /// A backward pass begins.
     pub fn backward_begins(&self) {
         if self.differentiated.swap(true, Ordering::Relaxed) {
             // Where no begin of a forward pass was noticed, the step before ends here.
@@ -233,16 +228,13 @@ impl Budget {
         nodes.all.iter().filter_map(Known::node).collect()
     }
 
-    fn gradients_bytes(&self) -> u64 {
-        self.gradients.lock().bytes
-    }
-
     /// Records what an operation of an unconstrained step needs, if the limit is being measured.
     #[cold]
     fn look(&self, op: &'static str, bytes: u64) {
         if self.settings.fraction.is_some() {
             let alive = self.alive();
-            let need = Need::of(&alive, op, bytes, self.gradients_bytes());
+            let gradients_bytes = self.gradients.lock().bytes;
+            let need = Need::of(&alive, op, bytes, gradients_bytes);
             self.needs.look(alive.len(), need);
         }
     }
@@ -334,7 +326,8 @@ impl Budget {
         if !strict && !self.needs.is_clearly_larger(self.live() + bytes) {
             return;
         }
-        let mut need = Need::of(&self.alive(), op, bytes, self.gradients_bytes());
+        let gradients_bytes = self.gradients.lock().bytes;
+        let mut need = Need::of(&self.alive(), op, bytes, gradients_bytes);
         // Nothing more can be evicted: all else that is live stays.
         let counted = need.bytes() - need.result_bytes;
         need.kept_bytes += self.live().saturating_sub(counted);
@@ -346,11 +339,6 @@ impl Budget {
             // The first is logged at once; later the largest need of each step is logged at its end.
             self.needs.say(limit);
         }
-    }
-
-    /// Whether a tensor that came back may be evicted again; also while the limit is measured.
-    pub fn may_evict(&self) -> bool {
-        self.settings.fraction.is_some() || self.settings.bytes < u64::MAX
     }
 
     /// Whether a branch point, which several recipes start from, keeps its storage without handles: in forward, once there is a limit.
@@ -385,7 +373,6 @@ impl Budget {
         self.thrashing.computed(cost_ns);
     }
 
-    /// Remembers the size of an operation's result.
     pub fn expect(&self, key: u64, bytes: u64) {
         let mut expected = self.expected.lock();
         if expected.len() >= EXPECTED {
@@ -458,7 +445,6 @@ impl Budget {
     }
 }
 
-/// Adds a number to a hash.
 fn mix(hash: u64, number: u64) -> u64 {
     (hash.rotate_left(5) ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }

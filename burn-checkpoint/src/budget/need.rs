@@ -33,16 +33,12 @@ impl Need {
             if !info.resident || info.retired {
                 continue;
             }
-            let why = if info.locked || info.last_used == now {
-                Why::InUse
-            } else if info.origin != Origin::Fixed {
-                Why::Evictable
-            } else if info.lineage == Lineage::Gradient {
-                Why::Gradient
-            } else if matches!(info.op.work, Work::New | Work::Fixed) {
-                Why::Random
-            } else {
-                Why::Kept
+            let why = match info.origin {
+                _ if info.locked || info.last_used == now => Why::InUse,
+                Origin::Recorded | Origin::Delivered | Origin::Hosted => Why::Evictable,
+                Origin::Fixed if info.lineage == Lineage::Gradient => Why::Gradient,
+                Origin::Fixed if matches!(info.op.work, Work::New | Work::Fixed) => Why::Random,
+                Origin::Fixed => Why::Kept,
             };
             let storage = storages
                 .entry(info.owner)
@@ -63,7 +59,6 @@ impl Need {
         }
     }
 
-    /// The error that a limit is too small for this need.
     pub(super) fn error(self, budget_bytes: u64) -> RematError {
         RematError::BudgetTooSmall {
             budget_bytes,
