@@ -95,17 +95,13 @@ impl<B: Backend> AnyBatch for Batch<B> {
     fn job(self: Box<Self>) -> Job {
         let mut reads = self.0;
         reads.sort_by_key(|(value, _)| place(value));
-        let reads = reads.into_iter();
-        let (senders, views): (Vec<_>, Vec<_>) = reads
-            .map(|(value, sender)| ((value.shape(), sender), value.view()))
-            .unzip();
+        let viewed = |(value, sender): (Value<B>, _)| ((value.shape(), sender), value.view());
+        let (senders, views): (Vec<_>, Vec<_>) = reads.into_iter().map(viewed).unzip();
         // All reads begin here and are polled by the job; single ones only if the transaction fails, which does not report what failed.
         let together = (views.len() > 1).then(|| transaction(&views));
-        let reads: Vec<_> = senders
-            .into_iter()
-            .zip(views)
-            .filter_map(|(sender, view)| Some((view.download()?, sender)))
-            .collect();
+        let reads = senders.into_iter().zip(views);
+        let reads = reads.filter_map(|(sender, view)| Some((view.download()?, sender)));
+        let reads: Vec<_> = reads.collect();
         Box::new(move || {
             let read = || read_sync(together?);
             let mut all = catch_unwind(AssertUnwindSafe(read)).ok().flatten();

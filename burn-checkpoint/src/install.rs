@@ -117,10 +117,8 @@ impl InstalledBudget {
     /// The most bytes that were counted at one time on any device.
     pub fn peak_bytes(&self) -> u64 {
         let budgets = self.installed.budgets();
-        budgets
-            .map(|budget| budget.counts.highest())
-            .max()
-            .unwrap_or(0)
+        let peaks = budgets.map(|budget| budget.counts.highest());
+        peaks.max().unwrap_or(0)
     }
 }
 

@@ -73,9 +73,7 @@ impl Installed {
     }
 
     pub fn budgets(&self) -> impl Iterator<Item = Arc<Budget>> {
-        let devices = self.devices.lock().clone();
-        devices
-            .into_iter()
-            .filter_map(|memory| memory.budget.clone())
+        let devices = self.devices.lock().clone().into_iter();
+        devices.filter_map(|memory| memory.budget.clone())
     }
 }

@@ -173,12 +173,9 @@ impl<B: Backend> AnyEntry for Node<B> {
             ..Group::default()
         };
         let now = clock::now();
-        let views: Vec<_> = self
-            .state()
-            .views
-            .iter()
-            .filter_map(Weak::upgrade)
-            .collect();
+        let state = self.state();
+        let views: Vec<_> = state.views.iter().filter_map(Weak::upgrade).collect();
+        drop(state);
         for node in std::iter::once(self.clone()).chain(views) {
             let state = node.state();
             if !state.is_resident() {

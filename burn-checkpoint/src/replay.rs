@@ -393,11 +393,8 @@ impl<B: Backend> Plan<B> {
         if !is_needed || node.meta.is_delivered || verify::is_rehearsing() {
             return false;
         }
-        let is_around = |region| {
-            self.region
-                .as_ref()
-                .is_some_and(|own| own.is_within(region))
-        };
+        let target = self.region.as_ref();
+        let is_around = |region| target.is_some_and(|own| own.is_within(region));
         state.region.as_ref().is_none_or(is_around)
     }
 

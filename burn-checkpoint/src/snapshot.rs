@@ -61,6 +61,7 @@ pub(crate) struct InUse {
     scopes: Vec<String>,
     /// The parameter in use, as an owner ends with it.
     after: String,
+    /// Each tensor apart.
     nodes: HashMap<(DeviceId, u64), Holder>,
     /// Dropped nodes whose storage a view keeps.
     viewed: Vec<(DeviceId, u64)>,
@@ -174,19 +175,18 @@ impl Snapshot {
         live_bytes: u64,
         tensors: impl IntoIterator<Item = (&'a str, Kind, u64)>,
     ) -> Self {
-        let mut alike: HashMap<_, (u64, usize)> = HashMap::new();
+        let mut alike: HashMap<_, Holder> = HashMap::new();
         for (owner, kind, bytes) in tensors {
-            let (all, tensors) = alike.entry((owner, kind)).or_default();
-            *all += bytes;
-            *tensors += 1;
+            let holder = alike.entry((owner, kind)).or_insert_with(|| Holder {
+                owner: owner.to_owned(),
+                kind,
+                bytes: 0,
+                tensors: 0,
+            });
+            holder.bytes += bytes;
+            holder.tensors += 1;
         }
-        let holder = |((owner, kind), (bytes, tensors)): ((&str, _), _)| Holder {
-            owner: owner.to_owned(),
-            kind,
-            bytes,
-            tensors,
-        };
-        let mut holders: Vec<_> = alike.into_iter().map(holder).collect();
+        let mut holders: Vec<_> = alike.into_values().collect();
         holders.sort_by(|a, b| b.bytes.cmp(&a.bytes).then(a.owner.cmp(&b.owner)));
         Self {
             device,

@@ -14,17 +14,14 @@ impl<T> Stack<T> {
 
     /// Puts something in force. Returns its ticket.
     pub fn push(&mut self, entry: T) -> u64 {
-        let ticket = self.0.last_key_value().map_or(0, |(last, _)| last + 1);
+        let ticket = self.0.keys().next_back().map_or(0, |last| last + 1);
         self.0.insert(ticket, entry);
         ticket
     }
 
     /// Takes an entry out, wherever it is. Returns whether it was in force.
     pub fn remove(&mut self, ticket: u64) -> bool {
-        let is_newest = self
-            .0
-            .last_key_value()
-            .is_some_and(|(last, _)| *last == ticket);
+        let is_newest = self.0.keys().next_back() == Some(&ticket);
         self.0.remove(&ticket);
         is_newest
     }

@@ -20,18 +20,17 @@ thread_local! {
 
 /// Drops a value now, or after the panic that this thread is in, at the latest when the thread ends.
 pub(crate) fn release<T: 'static>(value: T) {
-    if panicking() {
-        let value: Box<dyn Any> = Box::new(value);
-        // While the thread ends there is no list any more, and the value is dropped here.
-        let _ = WAITING.try_with(|waiting| {
-            waiting.borrow_mut().push(value);
-            EVER.store(true, Ordering::Relaxed);
-            ANY.set(true);
-        });
-    } else {
+    if !panicking() {
         drop(value);
-        free();
+        return free();
     }
+    let value: Box<dyn Any> = Box::new(value);
+    // While the thread ends there is no list any more, and the value is dropped here.
+    let _ = WAITING.try_with(|waiting| {
+        waiting.borrow_mut().push(value);
+        EVER.store(true, Ordering::Relaxed);
+        ANY.set(true);
+    });
 }
 
 /// Drops the values that wait on this thread after panics.

@@ -157,8 +157,7 @@ impl Candidates {
 
     /// Begins a search for the operation with this number: storages held for another operation are candidates again.
     pub fn begin(&mut self, operation: u64) {
-        if self.held.0 != operation {
-            self.held.0 = operation;
+        if std::mem::replace(&mut self.held.0, operation) != operation {
             self.release();
         }
     }

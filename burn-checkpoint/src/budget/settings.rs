@@ -50,8 +50,8 @@ use crate::error::RematError;
 ///
 /// A forward pass that makes a tensor `[1]` of ones itself is taken for a backward pass from there on: what is computed from that tensor is
 /// not recorded until the next scope or upload, so less is evicted. Values are correct even if a pass is taken for the other.
-/// [`RematStats::thrashing_steps`](crate::RematStats::thrashing_steps) counts steps that spend more on replays and searches than on their own
-/// work, when they or the budget are over; the log warns as soon as this is certain. If one spends 32 times its own work, and more than 0.1 s,
+/// [`RematStats::thrashing_steps`](crate::RematStats::thrashing_steps) counts steps that spend more on replays and searches than on their
+/// work, when they or the budget are over; the log warns as soon as this is certain. If one spends 32 times its work, and more than 0.1 s,
 /// the limit is doubled, or set to twice what is needed then if that is more, so that the step ends; not if the budget is
 /// [strict](Self::strict). It stays raised: [`InstalledBudget::limit_bytes`](crate::InstalledBudget::limit_bytes) returns it.
 ///
