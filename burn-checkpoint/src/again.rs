@@ -9,12 +9,8 @@ use crate::op::OpInfo;
 /// Retries in a row that evict nothing before the panic is resumed: the first brings operands back, and memory may be freed elsewhere.
 const TRIES: u32 = 2;
 
-/// Runs `first`. While it panics for want of memory and the budget retries, evicts tensors and runs `again`, until [`TRIES`] retries in a
-/// row evicted nothing.
-///
-/// # Panics
-///
-/// With the backend's panic, if memory was not its reason, or if nothing is left to evict: the largest holders are then logged.
+/// Runs `first`. While it panics for want of memory and the budget retries, evicts tensors and runs `again`. Panics as the backend does if
+/// memory was not the reason, or if [`TRIES`] retries in a row evicted nothing: the largest holders are then logged.
 pub(crate) fn again<R>(
     memory: &MemoryStats,
     op: &OpInfo,
@@ -35,11 +31,8 @@ pub(crate) fn again<R>(
             resume_unwind(panic);
         };
         if in_vain == TRIES {
-            let holders = budget.holders(memory.device);
-            log::error!(
-                "no memory for `{}`, and nothing to evict: {holders}",
-                op.name
-            );
+            let (op, holders) = (op.name, budget.holders(memory.device));
+            log::error!("no memory for `{op}`, and nothing to evict: {holders}");
             resume_unwind(panic);
         }
         let freed = budget.relieve();
@@ -54,7 +47,6 @@ fn is_out_of_memory(panic: &(dyn Any + Send)) -> bool {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
     let text = text.unwrap_or_default().to_lowercase();
-    ["out of memory", "out_of_memory", "allocate memory"]
-        .iter()
-        .any(|reason| text.contains(reason))
+    let reasons = ["out of memory", "out_of_memory", "allocate memory"];
+    reasons.iter().any(|reason| text.contains(reason))
 }

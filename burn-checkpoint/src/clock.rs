@@ -8,8 +8,9 @@ use std::cell::Cell;
 
 thread_local! {
     static OPERATIONS: Cell<u64> = const { Cell::new(0) };
-    /// Whether the float tensor whose device was read last is a gradient that backward is working on.
-    static AT_GRADIENT: Cell<bool> = const { Cell::new(false) };
+    /// Whether the float tensor whose device was read last is a gradient that backward works on. Then a new tensor is no seed of another
+    /// backward pass: autodiff reads the device of the loss before it makes the seed, that of a gradient before the ones of a mean or sum.
+    pub(crate) static AT_GRADIENT: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Counts an operation of this thread, and returns its number.
@@ -25,17 +26,6 @@ pub(crate) fn tick() -> u64 {
 #[inline]
 pub(crate) fn now() -> u64 {
     OPERATIONS.get()
-}
-
-/// Records that the device of a float tensor is read, and whether that tensor is a gradient that backward is working on.
-pub(crate) fn asked_for_device(is_gradient: bool) {
-    AT_GRADIENT.set(is_gradient);
-}
-
-/// Whether a new tensor is made on a gradient's device: autodiff reads the device of the loss before it makes the seed, and that of a
-/// gradient before it makes the ones of a mean or a sum.
-pub(crate) fn is_at_gradient() -> bool {
-    AT_GRADIENT.get()
 }
 
 /// Where in a step a thread is.

@@ -2,11 +2,11 @@
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
-use std::ops::Add;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Once, Weak};
 
 use burn_backend::{Backend, DeviceId, DeviceOps};
+use burn_decorator::cell::{Scope, with_value};
 use parking_lot::Mutex;
 
 use crate::budget::MemoryBudget;
@@ -16,7 +16,7 @@ use crate::memory::{Installed, MemoryStats};
 use crate::op::OpInfo;
 use crate::policy::Policy;
 use crate::region::Region;
-use crate::stack::{Stack, Ticket};
+use crate::stack::Stack;
 use crate::stats::{self, Counts, RematStats};
 use crate::tiny::Sizes;
 use crate::unwound;
@@ -38,10 +38,20 @@ thread_local! {
             has_budget: Cell::new(false),
             step: Cell::new(Step::FIRST),
             met: Cell::new(false),
-            collecting: Cell::new(false),
         }
     };
-    static CONTEXT: RefCell<Context> = const { RefCell::new(Context::new()) };
+    static CONTEXT: RefCell<Context> = const {
+        RefCell::new(Context {
+            frames: Vec::new(),
+            budgets: Stack::new(),
+            of_process: None,
+            counters: Vec::new(),
+            counts: None,
+        })
+    };
+    /// Whether the results of a scope are being collected.
+    static COLLECTING: Cell<bool> = const { Cell::new(false) };
+    static COLLECTED: RefCell<Option<Vec<Arc<dyn AnyEntry>>>> = const { RefCell::new(None) };
 }
 
 /// What every operation reads. It is no part of [`CONTEXT`], because reading a cell is faster than borrowing.
@@ -53,14 +63,9 @@ struct Flags {
     step: Cell<Step>,
     /// Whether a tensor of `Remat` was used or returned since the outermost scope began.
     met: Cell<bool>,
-    collecting: Cell<bool>,
 }
 
 impl Flags {
-    fn records(&self) -> bool {
-        self.in_scope.get() || self.has_budget.get()
-    }
-
     /// Begins a pass. Returns where in a step the thread was.
     fn begin(&self, phase: Phase) -> Step {
         self.step.replace(self.step.get().begin(phase))
@@ -85,21 +90,9 @@ struct Context {
     counters: Vec<Arc<MemoryStats>>,
     /// The thread's counters, over all devices and budgets.
     counts: Option<Arc<Counts>>,
-    collected: Vec<Arc<dyn AnyEntry>>,
 }
 
 impl Context {
-    const fn new() -> Self {
-        Self {
-            frames: Vec::new(),
-            budgets: Stack::new(),
-            of_process: None,
-            counters: Vec::new(),
-            counts: None,
-            collected: Vec::new(),
-        }
-    }
-
     fn counts(&mut self) -> Arc<Counts> {
         let new = || Counts::part_of(&stats::OF_PROCESS);
         self.counts.get_or_insert_with(new).clone()
@@ -110,23 +103,24 @@ impl Context {
             return memory.clone();
         }
         let thread = self.counts();
-        let memory = match self.budget() {
-            Some(budget) => budget.on(device, &thread),
-            None => MemoryStats::new(device, &thread, None),
-        };
+        let budget = self.budget();
+        let memory = MemoryStats::new(device, &thread, budget.map(|budget| budget.settings));
+        if let Some(budget) = budget {
+            budget.devices.lock().push(memory.clone());
+        }
         self.counters.push(memory.clone());
         memory
     }
 
-    /// The budget in force.
     fn budget(&self) -> Option<&Arc<Installed>> {
         let own = self.budgets.top();
         own.map_or(self.of_process.as_ref(), Option::as_ref)
     }
 
-    /// Called when another budget comes into force: new tensors get new counters, under that budget.
+    /// Called when another budget comes into force: new tensors get its counters.
     fn change_budget(&mut self) {
-        self.counters.clear();
+        let devices = self.budget().map(|budget| budget.devices.lock().clone());
+        self.counters = devices.unwrap_or_default();
         FLAGS.with(|flags| flags.begin(Phase::Forward));
         self.update();
     }
@@ -167,7 +161,7 @@ pub(crate) fn records() -> bool {
         if CHANGES.load(Ordering::Acquire) != flags.known.get() {
             follow_process(flags);
         }
-        flags.records()
+        flags.in_scope.get() || flags.has_budget.get()
     })
 }
 
@@ -296,7 +290,11 @@ pub(crate) fn push(policy: Policy) {
         let parent = context.frames.last().map(|frame| frame.region.clone());
         FLAGS.with(|flags| flags.met.set(flags.met.get() && parent.is_some()));
         context.frames.push(Frame {
-            region: Arc::new(Region::new(policy, parent)),
+            region: Arc::new(Region {
+                policy,
+                parent,
+                calls: Mutex::default(),
+            }),
             nodes: Vec::new(),
             sizes: Sizes::default(),
         });
@@ -329,46 +327,31 @@ pub(crate) fn region() -> Option<Arc<Region>> {
     CONTEXT.with_borrow(|context| context.frames.last().map(|frame| frame.region.clone()))
 }
 
-/// Whether a tensor of `Remat` was met since the outermost scope began.
 pub(crate) fn met() -> bool {
     FLAGS.with(|flags| flags.met.get())
 }
 
-/// Whether the results of a scope are being collected.
 #[inline]
 pub(crate) fn is_collecting() -> bool {
-    FLAGS.with(|flags| flags.collecting.get())
+    COLLECTING.get()
 }
 
 /// Adds a result of the scope that ends; `None` if it is not managed.
 pub(crate) fn collect(node: Option<Arc<dyn AnyEntry>>) {
     FLAGS.with(|flags| flags.met.set(true));
-    CONTEXT.with_borrow_mut(|context| context.collected.extend(node));
+    COLLECTED.with_borrow_mut(|collected| collected.get_or_insert_default().extend(node));
 }
 
 /// Runs a function that touches results, and returns the nodes of the managed ones.
 pub(crate) fn collecting(touch: impl FnOnce()) -> Vec<Arc<dyn AnyEntry>> {
-    fn take() -> Vec<Arc<dyn AnyEntry>> {
-        CONTEXT.with_borrow_mut(|context| std::mem::take(&mut context.collected))
-    }
-    struct Done;
-    impl Drop for Done {
-        fn drop(&mut self) {
-            FLAGS.with(|flags| flags.collecting.set(false));
-            // Empty unless `touch` panicked: the next scope would take these nodes for its own results.
-            unwound::release(take());
-        }
-    }
-    let _done = Done;
-    FLAGS.with(|flags| flags.collecting.set(true));
-    touch();
-    take()
+    let _collecting = Scope::enter(&COLLECTING, true);
+    let ((), collected) = with_value(&COLLECTED, Vec::new(), touch);
+    collected.unwrap_or_default()
 }
 
 /// Keeps a budget, or none, in force on its thread until it is dropped. Then that of the newest remaining guard is in force.
-pub(crate) struct InForce(Ticket, PhantomData<*const ()>);
+pub(crate) struct InForce(u64, PhantomData<*const ()>);
 
-/// Puts a budget in force, or none.
 pub(crate) fn install(budget: Option<Arc<Installed>>) -> InForce {
     OF_THREADS.fetch_add(1, Ordering::Relaxed);
     CONTEXT.with_borrow_mut(|context| {
@@ -395,7 +378,6 @@ pub(crate) fn in_force() -> Option<Arc<Installed>> {
     CONTEXT.with_borrow(|context| context.budget().cloned())
 }
 
-/// Runs a function while no budget is in force.
 pub(crate) fn without_budget<R>(run: impl FnOnce() -> R) -> R {
     let _none = in_force().is_some().then(|| install(None));
     run()
@@ -404,10 +386,9 @@ pub(crate) fn without_budget<R>(run: impl FnOnce() -> R) -> R {
 /// The sum over all devices of the counters of this thread's new tensors: without tensors made under another budget.
 pub(crate) fn current_stats() -> RematStats {
     let stats = counters().into_iter().map(|memory| memory.counts.stats());
-    stats.fold(RematStats::default(), RematStats::add)
+    stats.fold(RematStats::default(), |sum, stats| sum + stats)
 }
 
-/// The counters of this thread, over all devices and budgets.
 fn of_thread() -> Arc<Counts> {
     unwound::free();
     CONTEXT.with_borrow_mut(Context::counts)
@@ -424,8 +405,7 @@ impl RematStats {
         memory_on(device.id()).counts.stats()
     }
 
-    /// The counters of all threads and devices since the process began; the peak is the most bytes since any thread's last
-    /// [`Self::reset_thread`].
+    /// The counters of all threads and devices since the process began; the peak is that since any thread's last [`Self::reset_thread`].
     pub fn of_process() -> Self {
         stats::OF_PROCESS.stats()
     }

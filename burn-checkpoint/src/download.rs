@@ -8,7 +8,7 @@ use std::any::Any;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
 use burn_backend::ops::TransactionPrimitive;
 use burn_backend::{Backend, Bytes, Shape, StreamId, TensorData, read_sync};
@@ -20,7 +20,7 @@ use crate::kind::Value;
 pub(crate) type Read = Result<TensorData, String>;
 
 /// Tensors that are read in one transaction.
-struct Batch<B: Backend>(Vec<(Value<B>, Sender<Read>)>);
+struct Batch<B: Backend>(Vec<(Value<B>, SyncSender<Read>)>);
 
 /// A [`Batch`] of any backend.
 trait AnyBatch: Any {
@@ -39,7 +39,7 @@ thread_local! {
 
 /// Reads a tensor with the next batch.
 pub(crate) fn add<B: Backend>(value: &Value<B>) -> Receiver<Read> {
-    let (sender, receiver) = channel();
+    let (sender, receiver) = sync_channel(1);
     let read = (value.clone(), sender);
     BATCHES.with_borrow_mut(|batches| {
         for batch in batches.iter_mut() {
@@ -95,17 +95,13 @@ impl<B: Backend> AnyBatch for Batch<B> {
     fn job(self: Box<Self>) -> Job {
         let mut reads = self.0;
         reads.sort_by_key(|(value, _)| place(value));
-        let reads = reads.into_iter();
-        let (senders, views): (Vec<_>, Vec<_>) = reads
-            .map(|(value, sender)| ((value.shape(), sender), value.view()))
-            .unzip();
+        let viewed = |(value, sender): (Value<B>, _)| ((value.shape(), sender), value.view());
+        let (senders, views): (Vec<_>, Vec<_>) = reads.into_iter().map(viewed).unzip();
         // All reads begin here and are polled by the job; single ones only if the transaction fails, which does not report what failed.
         let together = (views.len() > 1).then(|| transaction(&views));
-        let reads: Vec<_> = senders
-            .into_iter()
-            .zip(views)
-            .filter_map(|(sender, view)| Some((view.download()?, sender)))
-            .collect();
+        let reads = senders.into_iter().zip(views);
+        let reads = reads.filter_map(|(sender, view)| Some((view.download()?, sender)));
+        let reads: Vec<_> = reads.collect();
         Box::new(move || {
             let read = || read_sync(together?);
             let mut all = catch_unwind(AssertUnwindSafe(read)).ok().flatten();
@@ -126,8 +122,7 @@ impl<B: Backend> AnyBatch for Batch<B> {
     }
 }
 
-/// The same data in this shape, with clones that share one allocation: an upload consumes its data, and the copy must outlive a failed
-/// upload.
+/// The same data in this shape, with clones that share one allocation: an upload consumes data, and the copy must outlive a failed upload.
 fn shared(data: TensorData, shape: Shape) -> TensorData {
     struct Owner(Bytes);
     impl AsRef<[u8]> for Owner {

@@ -11,7 +11,9 @@ use crate::verify;
 
 /// The copy of a tensor in host memory, complete or under way. Device memory is free once it has been read.
 pub(crate) struct HostCopy<B: Backend> {
-    data: HostData,
+    /// Gives the data once.
+    arrival: Receiver<Read>,
+    read: Option<Read>,
     upload: Upload<B>,
     /// The tensor on the device, if it was uploaded before its use.
     pub ahead: Option<Value<B>>,
@@ -19,68 +21,47 @@ pub(crate) struct HostCopy<B: Backend> {
     pub checksum: Option<u64>,
 }
 
-enum HostData {
-    Underway(Receiver<Read>),
-    Read(Read),
-}
-
 impl<B: Backend> HostCopy<B> {
     /// Starts the copy, with the others of its scope; `None` if the value is not one tensor.
     pub fn start(value: &Value<B>) -> Option<Self> {
         Some(Self {
             upload: value.upload()?,
-            data: HostData::Underway(download::add(value)),
+            arrival: download::add(value),
+            read: None,
             ahead: None,
             checksum: verify::checksum(value),
         })
     }
 
-    /// Whether the data has arrived; does not wait for it.
-    pub fn has_arrived(&mut self) -> bool {
-        self.is_over() && matches!(self.data, HostData::Read(Ok(_)))
-    }
-
-    /// Whether the read is over, with the data or without; does not wait for it.
-    pub fn is_over(&mut self) -> bool {
-        if let HostData::Underway(arrival) = &self.data
-            && let Ok(read) = arrival.try_recv()
-        {
-            self.data = HostData::Read(read);
+    /// What the read gave, once it is over; does not wait for it.
+    pub fn arrived(&mut self) -> Option<&Read> {
+        if self.read.is_none() {
+            self.read = self.arrival.try_recv().ok();
         }
-        matches!(self.data, HostData::Read(_))
+        self.read.as_ref()
     }
 
     /// Uploads it before its use, if its data has arrived. Returns whether it is on the device.
     pub fn prefetch(&mut self, device: &Device<B>) -> bool {
-        if self.ahead.is_none() && self.has_arrived() {
-            self.ahead = self.send(device).ok();
+        let upload = self.upload;
+        if let Some(Ok(data)) = self.arrived() {
+            self.ahead = Some(upload(data.clone(), device));
         }
         self.ahead.is_some()
     }
 
-    /// The tensor on the device, waiting for its data if need be. The data stays, whatever happens meanwhile: a panic of the
-    /// backend leaves the copy as it was.
-    ///
-    /// # Errors
-    ///
-    /// The reason, if the backend could not read the data.
+    /// The tensor on the device, waiting for its data if need be, or why that could not be read. The copy stays if the backend panics.
     pub fn tensor(&mut self, device: &Device<B>) -> Result<Value<B>, String> {
         if let Some(value) = &self.ahead {
             return Ok(value.clone());
         }
-        if let HostData::Underway(arrival) = &self.data {
+        if self.arrived().is_none() {
             download::start();
             let ended = |_| Err("the thread that reads it has ended".to_owned());
-            self.data = HostData::Read(arrival.recv().unwrap_or_else(ended));
+            self.read = Some(self.arrival.recv().unwrap_or_else(ended));
         }
-        self.send(device)
-    }
-
-    fn send(&self, device: &Device<B>) -> Result<Value<B>, String> {
-        match &self.data {
-            HostData::Read(Ok(data)) => Ok((self.upload)(data.clone(), device)),
-            HostData::Read(Err(reason)) => Err(reason.clone()),
-            HostData::Underway(_) => Err("it has not arrived".to_owned()),
-        }
+        let upload = self.upload;
+        let data = self.arrived().expect("it was waited for").clone()?;
+        Ok(upload(data, device))
     }
 }

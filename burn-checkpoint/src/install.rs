@@ -6,7 +6,6 @@ use crate::budget::MemoryBudget;
 use crate::clock::Phase;
 use crate::context::{self, InForce};
 use crate::memory::Installed;
-use crate::stack::Ticket;
 
 impl MemoryBudget {
     /// Puts the limit into force on this thread until the guard is dropped. Of several budgets the newest is in force, in whichever order
@@ -58,7 +57,7 @@ impl MemoryBudget {
 /// The guard of a [`MemoryBudget`] of the process: ends it when dropped, on whichever thread.
 #[derive(Debug)]
 #[must_use = "the budget ends when this is dropped"]
-pub struct ProcessBudget(Ticket);
+pub struct ProcessBudget(u64);
 
 impl Drop for ProcessBudget {
     fn drop(&mut self) {
@@ -76,8 +75,7 @@ pub fn end_step() {
 
 fn step(installed: &Installed) {
     context::begin(Phase::Forward);
-    let budgets = installed.budgets();
-    budgets.iter().for_each(|budget| budget.step_ends());
+    installed.budgets().for_each(|budget| budget.step_ends());
 }
 
 /// The guard of an installed [`MemoryBudget`]: ends it when dropped.
@@ -108,18 +106,17 @@ impl InstalledBudget {
     /// The limit on each device in bytes; `None` while it is measured.
     pub fn limit_bytes(&self) -> Vec<Option<u64>> {
         let budgets = self.installed.budgets();
-        budgets.iter().map(|budget| budget.limit()).collect()
+        budgets.map(|budget| budget.limit()).collect()
     }
 
     /// Bytes counted now, of all devices.
     pub fn live_bytes(&self) -> u64 {
-        let budgets = self.installed.budgets();
-        budgets.iter().map(|budget| budget.live()).sum()
+        self.installed.budgets().map(|budget| budget.live()).sum()
     }
 
     /// The most bytes that were counted at one time on any device.
     pub fn peak_bytes(&self) -> u64 {
-        let budgets = self.installed.budgets().into_iter();
+        let budgets = self.installed.budgets();
         let peaks = budgets.map(|budget| budget.counts.highest());
         peaks.max().unwrap_or(0)
     }
@@ -128,6 +125,6 @@ impl InstalledBudget {
 impl Drop for InstalledBudget {
     fn drop(&mut self) {
         let budgets = self.installed.budgets();
-        budgets.iter().for_each(|budget| budget.step_is_over());
+        budgets.for_each(|budget| budget.step_is_over());
     }
 }

@@ -19,7 +19,6 @@ pub(crate) struct MemoryStats {
 }
 
 impl MemoryStats {
-    /// New counters of a thread on a device.
     pub fn new(device: DeviceId, thread: &Arc<Counts>, budget: Option<MemoryBudget>) -> Arc<Self> {
         let counts = Counts::part_of(thread);
         let budget = budget.map(|settings| Arc::new(Budget::new(settings, counts.clone())));
@@ -36,10 +35,11 @@ impl MemoryStats {
         self.budget.as_ref()
     }
 
-    /// Whether a tensor that came back may be evicted again.
+    /// Whether a tensor that came back may be evicted again; also while the limit is measured.
     #[inline]
     pub fn may_evict(&self) -> bool {
-        self.budget().is_some_and(|budget| budget.may_evict())
+        let settings = self.budget().map(|budget| &budget.settings);
+        settings.is_some_and(|settings| settings.fraction.is_some() || settings.bytes < u64::MAX)
     }
 
     /// Whether an operation for which the device has no memory runs again.
@@ -61,7 +61,7 @@ impl MemoryStats {
 /// A budget in force on a thread, with the counters of each device.
 pub(crate) struct Installed {
     pub settings: MemoryBudget,
-    devices: Mutex<Vec<Arc<MemoryStats>>>,
+    pub devices: Mutex<Vec<Arc<MemoryStats>>>,
 }
 
 impl Installed {
@@ -72,23 +72,8 @@ impl Installed {
         })
     }
 
-    /// The counters of a device, with its budget.
-    pub fn on(&self, device: DeviceId, thread: &Arc<Counts>) -> Arc<MemoryStats> {
-        let mut devices = self.devices.lock();
-        if let Some(memory) = devices.iter().find(|memory| memory.device == device) {
-            return memory.clone();
-        }
-        let memory = MemoryStats::new(device, thread, Some(self.settings));
-        devices.push(memory.clone());
-        memory
-    }
-
-    /// The budgets of all devices.
-    pub fn budgets(&self) -> Vec<Arc<Budget>> {
-        let devices = self.devices.lock();
-        devices
-            .iter()
-            .filter_map(|memory| memory.budget.clone())
-            .collect()
+    pub fn budgets(&self) -> impl Iterator<Item = Arc<Budget>> {
+        let devices = self.devices.lock().clone().into_iter();
+        devices.filter_map(|memory| memory.budget.clone())
     }
 }

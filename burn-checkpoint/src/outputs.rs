@@ -1,7 +1,6 @@
 //! Finding the tensors that a scope returns.
 //!
-//! A scope keeps its results. It finds them by reading the shape of each, a call that reaches the tensor of
-//! [`Remat`](crate::Remat) through every decorator above it.
+//! A scope keeps its results. It finds them by reading the shape of each: a call that reaches the tensor of `Remat` through all decorators.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -12,9 +11,8 @@ use burn::tensor::{BasicOps, Tensor, TensorKind};
 use crate::context;
 use crate::entry::AnyEntry;
 
-/// What a scope may return: tensors of any backend, rank and kind, in tuples, `Vec`, `Option`, arrays, `Box`, `Result`, and
-/// structs by [`outputs!`](crate::outputs!). A tensor that is left out is evicted with the rest and computed again when it is used: only
-/// time is lost.
+/// What a scope may return: tensors of any backend, rank and kind, in tuples, `Vec`, `Option`, arrays, `Box`, `Result`, and structs by
+/// [`outputs!`](crate::outputs!). A tensor that is left out is evicted with the rest and computed again when it is used: only time is lost.
 pub trait Outputs {
     /// Calls [`Outputs::touch`] of every part that holds tensors.
     fn touch(&self);

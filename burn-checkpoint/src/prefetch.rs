@@ -7,14 +7,12 @@ use parking_lot::Mutex;
 
 use crate::entry::AnyEntry;
 
-/// Number of tensors uploaded before their use: the next transfer overlaps with the operations on the last tensor, and memory holds
-/// little that is not needed yet.
+/// Number of tensors uploaded before their use: the next transfer overlaps with operations, and memory holds little that is not needed yet.
 const AHEAD: usize = 2;
 
 /// The host copies of one thread's tensors on one device, by the numbers of their nodes.
 ///
-/// Backward uses them from the last number to the first, across scopes. At each use the copies before it are uploaded ahead, whether the
-/// used copy was uploaded ahead or not.
+/// Backward uses them from the last number to the first, across scopes. At each use the copies before it are uploaded ahead.
 #[derive(Default)]
 pub(crate) struct Prefetch(Mutex<Queue>);
 
@@ -23,18 +21,16 @@ struct Queue {
     waiting: BTreeMap<u64, Weak<dyn AnyEntry>>,
     /// Copies that were uploaded before their use.
     ahead: BTreeSet<u64>,
-    /// Copies that were under way at the last poll, in order.
+    /// Copies that were under way at the last poll or were added since, in order.
     underway: VecDeque<Weak<dyn AnyEntry>>,
 }
 
 impl Prefetch {
     /// Adds a copy that has been started, while its node is locked.
-    pub fn add(&self, id: u64, node: Weak<dyn AnyEntry>, arrived: bool) {
+    pub fn add(&self, id: u64, node: Weak<dyn AnyEntry>) {
         let mut queue = self.0.lock();
         queue.waiting.insert(id, node.clone());
-        if !arrived {
-            queue.underway.push_back(node);
-        }
+        queue.underway.push_back(node);
     }
 
     /// Checks whether reads are over, in their order.
@@ -59,8 +55,7 @@ impl Prefetch {
         queue.ahead.remove(&id);
     }
 
-    /// Called when this node's copy is used: removes it from the queue, and uploads the next copies ahead. What was uploaded for another
-    /// order waits for its use.
+    /// This node's copy is used: removes it, and uploads the next ones ahead. What was uploaded for another order waits for its use.
     pub fn asked_for(&self, id: u64) {
         self.forget(id);
         let mut queue = self.0.lock();

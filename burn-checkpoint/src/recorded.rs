@@ -9,7 +9,7 @@ use crate::clock;
 use crate::cost::upload_ns;
 use crate::entry::{AnyEntry, Group, NodeInfo, Origin};
 use crate::host_copy::HostCopy;
-use crate::node::{Node, State, Storage, vacate};
+use crate::node::{Node, Source, Storage, vacate};
 use crate::policy::{OpCall, Policy, SavePolicy};
 use crate::region::Region;
 use crate::trace::{EventKind, Kind};
@@ -105,11 +105,7 @@ impl<B: Backend> AnyEntry for Node<B> {
         }
         let bytes = self.meta.bytes;
         let vacated = vacate(&self.meta, &mut state);
-        let Storage::Host(copy) = &mut state.storage else {
-            return false;
-        };
-        // The data of a copy that is used again has arrived.
-        prefetch.add(self.meta.id, own, copy.has_arrived());
+        prefetch.add(self.meta.id, own);
         drop(state);
         drop(vacated);
         let counts = &self.meta.memory.counts;
@@ -134,15 +130,15 @@ impl<B: Backend> AnyEntry for Node<B> {
     }
 
     fn is_read(&self) -> bool {
-        let (over, arrived) = match &mut self.state.lock().storage {
-            Storage::Host(copy) => (copy.is_over(), copy.has_arrived()),
+        let is_read = match &mut self.state.lock().storage {
+            Storage::Host(copy) => copy.arrived().map(Result::is_ok),
             Storage::Resident(_) | Storage::Evicted => return true,
         };
         // Evictions by a budget depend on recipes, and must not depend on when copies arrive: a use then drops the recipe.
-        if arrived && self.meta.memory.budget().is_none() {
+        if is_read == Some(true) && self.meta.memory.budget().is_none() {
             self.forget_recipe();
         }
-        over
+        is_read.is_some()
     }
 
     fn prefetch(&self) -> bool {
@@ -150,9 +146,6 @@ impl<B: Backend> AnyEntry for Node<B> {
         let Storage::Host(copy) = &mut state.storage else {
             return false;
         };
-        if copy.ahead.is_some() {
-            return true;
-        }
         // Uploads only data that has arrived, so it does not wait.
         if !copy.prefetch(&self.meta.device) {
             return false;
@@ -164,10 +157,7 @@ impl<B: Backend> AnyEntry for Node<B> {
     }
 
     fn list(self: Arc<Self>) -> Option<Arc<dyn AnyEntry>> {
-        let owner = match &self.meta.group {
-            Some(group) => group.node(),
-            None => &self,
-        };
+        let owner = self.meta.group.as_ref().map_or(&self, Source::node);
         let is_new = owner.meta.bytes > 0 && !owner.meta.listed.swap(true, Ordering::Relaxed);
         is_new.then(|| owner.clone() as _)
     }
@@ -183,28 +173,24 @@ impl<B: Backend> AnyEntry for Node<B> {
             ..Group::default()
         };
         let now = clock::now();
-        let mut add = |node: Arc<Self>, state: &State<B>| {
+        let state = self.state();
+        let views: Vec<_> = state.views.iter().filter_map(Weak::upgrade).collect();
+        drop(state);
+        for node in std::iter::once(self.clone()).chain(views) {
+            let state = node.state();
+            if !state.is_resident() {
+                continue;
+            }
+            if !state.comes_back() && Arc::ptr_eq(&node, &self) {
+                return None;
+            }
             group.has_users |= node.meta.users() > 0;
             group.overwrites |= node.meta.overwrites;
             group.restores = group.restores.max(state.restores);
             group.is_held |= !state.comes_back() || state.locks > 0 || state.last_used == now;
             group.last_used = group.last_used.max(state.last_used);
+            drop(state);
             group.members.push(node);
-        };
-        let state = self.state.lock();
-        if state.is_resident() {
-            if !state.comes_back() {
-                return None;
-            }
-            add(self.clone(), &state);
-        }
-        let views: Vec<_> = state.views.iter().filter_map(Weak::upgrade).collect();
-        drop(state);
-        for view in views {
-            let state = view.state.lock();
-            if state.is_resident() {
-                add(view.clone(), &state);
-            }
         }
         // Views that no budget counts keep the storage too.
         let residents = self.meta.residents.load(Ordering::Acquire) as usize;
@@ -269,14 +255,12 @@ impl<B: Backend> AnyEntry for Node<B> {
     }
 
     fn cost_ns(&self) -> f32 {
-        match self.state.lock().origin {
-            Origin::Hosted => {
-                let budget = self.meta.memory.budget();
-                budget.map_or(0.0, |budget| {
-                    upload_ns(budget.settings.device.as_ref(), self.meta.bytes)
-                })
+        match (self.state.lock().origin, self.meta.memory.budget()) {
+            (Origin::Hosted, None) => 0.0,
+            (Origin::Hosted, Some(budget)) => {
+                upload_ns(budget.settings.device.as_ref(), self.meta.bytes)
             }
-            Origin::Fixed | Origin::Recorded | Origin::Delivered => self.meta.cost_ns,
+            _ => self.meta.cost_ns,
         }
     }
 }

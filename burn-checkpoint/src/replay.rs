@@ -1,7 +1,7 @@
 //! Bringing tensors back: from their host copy, or by a replay.
 //!
-//! A replay plans first: what has to run, in which order, and how often each result is needed. Then it runs, and drops what
-//! no handle refers to right after its last use. No step of it recurses.
+//! A replay first plans, without recursion, what has to run, in which order, and how often each result is needed. Then it runs, and drops
+//! what no handle refers to right after its last use.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -43,13 +43,8 @@ pub fn is_replaying() -> bool {
 }
 
 /// Nodes whose storages stay until this is dropped.
+#[derive(Default)]
 pub(crate) struct Locked<B: Backend>(Vec<Arc<Node<B>>>);
-
-impl<B: Backend> Default for Locked<B> {
-    fn default() -> Self {
-        Self(Vec::new())
-    }
-}
 
 impl<B: Backend> Locked<B> {
     /// Locks a node. Its storage need not be there yet.
@@ -80,8 +75,7 @@ pub(crate) fn lock_inputs<B: Backend>(recipe: &dyn Recipe<B>) -> Locked<B> {
     locked
 }
 
-/// Brings a node back that is in host memory, and uploads ahead what backward will use next. Returns whether the node is
-/// resident.
+/// Brings a node back that is in host memory, and uploads ahead what backward will use next. Returns whether the node is resident.
 pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
     let meta = &node.meta;
     let ahead = match &node.state().storage {
@@ -177,8 +171,7 @@ pub(crate) fn rehearse<B: Backend>(node: &Arc<Node<B>>) {
     node.state().viewed = viewed;
 }
 
-/// Locks a node for a replay, and returns whether it is resident and will stay so. The check and the lock are one step: in between another
-/// thread may drop its last handle.
+/// Locks a node for a replay, and returns whether it is resident: in one step, because another thread may drop its last handle in between.
 fn lock<B: Backend>(node: &Arc<Node<B>>) -> bool {
     loop {
         let mut state = node.state();
@@ -191,23 +184,19 @@ fn lock<B: Backend>(node: &Arc<Node<B>>) -> bool {
     }
 }
 
-/// A node that a replay needs.
 struct Planned<B: Backend> {
     node: Arc<Node<B>>,
     /// How many inputs of steps to come refer to it.
     uses: u32,
-    is_locked: bool,
-    /// Its recipe until it has run, if it has to run.
-    recipe: Option<Arc<dyn Recipe<B>>>,
-    /// Whether it was resident before.
-    found: bool,
+    /// Whether it was resident before; `None` until it is locked.
+    found: Option<bool>,
 }
 
 /// A plan has room for so many nodes without further allocations.
 const USUAL: usize = 28;
 
-/// A node to run: its index and the part of [`Plan::inputs`] that has those of its inputs.
-type Step = (usize, Range<usize>);
+/// What brings a node back: its recipe, and the part of [`Plan::inputs`] that has the indices of its inputs.
+type Run<B> = (Arc<dyn Recipe<B>>, Range<usize>);
 
 struct Plan<B: Backend> {
     start: Instant,
@@ -219,7 +208,7 @@ struct Plan<B: Backend> {
     /// Indices of nodes.
     inputs: Vec<usize>,
     /// The nodes to run, inputs first.
-    order: Vec<Step>,
+    order: Vec<(usize, Run<B>)>,
     /// What came back, counted when the plan is dropped.
     replayed: RematStats,
 }
@@ -240,77 +229,66 @@ impl<B: Backend> Plan<B> {
         let mut need = |nodes: &mut Vec<Option<Planned<B>>>, node: &Arc<Node<B>>, uses| {
             let at = *indices.entry(Arc::as_ptr(node)).or_insert(nodes.len());
             if at == nodes.len() {
-                nodes.push(Some(Planned {
-                    node: node.clone(),
-                    uses: 0,
-                    is_locked: false,
-                    recipe: None,
-                    found: false,
-                }));
-            }
-            if let Some(planned) = &mut nodes[at] {
+                let (node, found) = (node.clone(), None);
+                nodes.push(Some(Planned { node, uses, found }));
+            } else if let Some(planned) = &mut nodes[at] {
                 planned.uses += uses;
             }
             at
         };
         let mut siblings = Vec::new();
-        // Nodes to visit, and again, with their inputs, when these are in the order.
+        // Nodes to visit, and again, with their recipes, when their inputs are in the order.
         let mut stack = Vec::with_capacity(USUAL);
         stack.push((need(&mut plan.nodes, &plan.target, 1), None));
-        while let Some((at, inputs)) = stack.pop() {
-            if let Some(inputs) = inputs {
-                plan.order.push((at, inputs));
+        while let Some((at, run)) = stack.pop() {
+            if let Some(run) = run {
+                plan.order.push((at, run));
                 continue;
             }
-            let Some(planned) = plan.nodes[at].as_mut().filter(|node| !node.is_locked) else {
+            let Some(planned) = plan.nodes[at].as_mut().filter(|node| node.found.is_none()) else {
                 continue;
             };
             // Not locked if the upload of its host copy panics.
-            planned.found = lock(&planned.node);
-            planned.is_locked = true;
-            if planned.found {
+            let found = lock(&planned.node);
+            planned.found = Some(found);
+            if found {
                 continue;
             }
             let Some(recipe) = planned.node.recipe() else {
                 continue;
             };
-            let (waiting, begin) = (stack.len(), plan.inputs.len());
-            stack.push((at, Some(begin..begin)));
+            let begin = plan.inputs.len();
             recipe.inputs(&mut |source| {
-                let input = need(&mut plan.nodes, source.node(), 1);
-                plan.inputs.push(input);
-                stack.push((input, None));
+                plan.inputs.push(need(&mut plan.nodes, source.node(), 1));
             });
-            stack[waiting].1 = Some(begin..plan.inputs.len());
+            let inputs = begin..plan.inputs.len();
             // An operation that runs for one of its results returns the others too: those that stay are stored.
-            recipe.siblings(&mut |sibling| siblings.push(sibling));
-            for sibling in siblings.drain(..) {
+            recipe.siblings(&mut |sibling| {
                 let state = sibling.state();
                 let evicted = matches!(state.storage, Storage::Evicted);
                 let has_users = sibling.meta.users() > 0;
                 if evicted && has_users && plan.is_kept(&sibling, &state) {
-                    stack.push((need(&mut plan.nodes, &sibling, 0), None));
+                    siblings.push((need(&mut plan.nodes, &sibling, 0), None));
                 }
-            }
-            if let Some(planned) = &mut plan.nodes[at] {
-                planned.recipe = Some(recipe);
-            }
+            });
+            stack.push((at, Some((recipe, inputs.clone()))));
+            stack.extend(plan.inputs[inputs].iter().map(|input| (*input, None)));
+            stack.append(&mut siblings);
         }
         plan
     }
 
     fn run(mut self) {
-        for (at, inputs) in std::mem::take(&mut self.order) {
-            let Some(planned) = &mut self.nodes[at] else {
+        for (at, (recipe, inputs)) in std::mem::take(&mut self.order) {
+            let Some(planned) = &self.nodes[at] else {
                 continue;
             };
-            let (node, recipe) = (planned.node.clone(), planned.recipe.take());
+            let node = planned.node.clone();
             if !node.meta.memory.retries() {
                 self.lend(inputs.clone());
             }
-            if let Some(recipe) = recipe {
-                self.step(&node, &*recipe);
-            }
+            self.step(&node, &*recipe);
+            drop(recipe);
             self.release(inputs);
             // A tensor that came back and stays no longer needs its recipe, unless a budget may evict it again.
             if !node.meta.memory.may_evict()
@@ -376,7 +354,7 @@ impl<B: Backend> Plan<B> {
             return meta.uploaded();
         }
         if let Some(budget) = budget {
-            budget.replayed(meta.cost_ns);
+            budget.thrashing.replayed(meta.cost_ns);
         }
         meta.emit(|traced| EventKind::Replay(traced, time), meta.bytes);
         let count = |stats: &mut RematStats| {
@@ -406,8 +384,7 @@ impl<B: Backend> Plan<B> {
         }
     }
 
-    /// Whether a node that came back stays: it has handles or an inner scope is replayed from it, and it belongs to the
-    /// target's scope or one around it.
+    /// Whether a node that came back stays: it has handles or an inner scope starts from it, and its scope is the target's or around it.
     fn is_kept(&self, node: &Arc<Node<B>>, state: &State<B>) -> bool {
         if Arc::ptr_eq(node, &self.target) {
             return true;
@@ -416,17 +393,15 @@ impl<B: Backend> Plan<B> {
         if !is_needed || node.meta.is_delivered || verify::is_rehearsing() {
             return false;
         }
-        match (&state.region, &self.region) {
-            (None, _) => true,
-            (Some(region), target) => target.as_ref().is_some_and(|own| own.is_within(region)),
-        }
+        let target = self.region.as_ref();
+        let is_around = |region| target.is_some_and(|own| own.is_within(region));
+        state.region.as_ref().is_none_or(is_around)
     }
 
     fn unlock(&self, planned: &Planned<B>) {
-        let Planned { node, found, .. } = planned;
-        if !planned.is_locked {
+        let (node, Some(found)) = (&planned.node, planned.found) else {
             return;
-        }
+        };
         let mut state = node.state();
         let is_kept = match found {
             true => node.meta.users() > 0 || state.branch_point,

@@ -6,16 +6,13 @@ use crate::context::{self, Frame};
 use crate::entry::{self, AnyEntry};
 use crate::outputs::{self, Outputs};
 use crate::policy::{Policy, SavePolicy};
-use crate::tiny;
-use crate::trace;
+use crate::trace::{self, EventKind};
 use crate::work::Work;
-use crate::{download, verify};
+use crate::{download, tiny, verify};
 
-/// Runs `region` and drops what only backward will need of it; backward computes that once more, bit for bit
-/// (`torch.utils.checkpoint`).
+/// Runs `region` and drops what only backward will need of it; backward computes that once more, bit for bit (`torch.utils.checkpoint`).
 ///
-/// Anything may be captured and any tensors returned: see [`Outputs`]. Scopes can be nested. Random numbers are not drawn
-/// again: what was drawn is kept.
+/// Anything may be captured and any tensors returned: see [`Outputs`]. Scopes can be nested. Random numbers are kept, not drawn again.
 ///
 /// # Cost
 ///
@@ -59,8 +56,7 @@ pub fn checkpoint<R: Outputs>(region: impl FnOnce() -> R) -> R {
 ///
 /// # Cost
 ///
-/// For evicted tensors that of [`checkpoint`]. Kept tensors cost their bytes, offloaded ones a copy each way and as many bytes on the
-/// host.
+/// For evicted tensors that of [`checkpoint`]. Kept tensors cost their bytes, offloaded ones as many on the host and a copy each way.
 pub fn checkpoint_with<R: Outputs>(policy: Policy, region: impl FnOnce() -> R) -> R {
     run(policy, None, region)
 }
@@ -83,8 +79,7 @@ pub(crate) fn keeping<R>(region: impl FnOnce() -> R) -> R {
     result.expect("a scope runs its region")
 }
 
-/// Drops the storage of tensors that can come back: those made in a scope that is open, or under a budget.
-/// Others stay as they are.
+/// Drops the storage of tensors that can come back: those made in a scope that is open, or under a budget. Others stay as they are.
 ///
 /// # Cost
 ///
@@ -95,16 +90,22 @@ pub fn evict(tensors: &impl Outputs) {
 }
 
 fn run<R: Outputs>(policy: Policy, label: Option<String>, region: impl FnOnce() -> R) -> R {
-    /// Closes a scope after a panic, without its end: its tensors are being dropped.
-    struct Open;
-    impl Drop for Open {
+    /// A scope of the trace; whether it is open: after a panic it is closed without its end, because its tensors are being dropped.
+    struct Scope(bool);
+    impl Drop for Scope {
         fn drop(&mut self) {
-            context::pop();
+            if self.0 {
+                context::pop();
+            }
+            trace::emit(EventKind::ScopeEnd, 0, 0, None);
         }
     }
-    let _traced = trace::scope(label.as_deref().unwrap_or(policy.name()));
+    if trace::is_on() {
+        let label = label.unwrap_or_else(|| policy.name().to_owned());
+        trace::emit(EventKind::ScopeBegin { label }, 0, 0, None);
+    }
     context::push(policy);
-    let open = Open;
+    let mut scope = Scope(true);
     let results = region();
     let (touched, kept) = outputs::collect(&results);
     if touched > 0 && !context::met() {
@@ -116,7 +117,7 @@ fn run<R: Outputs>(policy: Policy, label: Option<String>, region: impl FnOnce() 
             );
         });
     }
-    std::mem::forget(open);
+    scope.0 = false;
     if let Some(frame) = context::pop() {
         end(frame, kept);
     }
@@ -136,13 +137,10 @@ fn end(frame: Frame, results: Vec<Arc<dyn AnyEntry>>) {
             return None;
         }
         let save_policy = node.save_policy(&region.policy)?;
-        let is_tiny = tiny.contains(&node.info().owner_bytes) && tiny::is_end(&node);
-        let save_policy = if is_tiny {
-            SavePolicy::Keep
-        } else {
-            save_policy
-        };
-        Some((node, save_policy))
+        match tiny.contains(&node.info().owner_bytes) && tiny::is_end(&node) {
+            true => Some((node, SavePolicy::Keep)),
+            false => Some((node, save_policy)),
+        }
     };
     if verify::is_on() {
         // All are compared before any is evicted: each is replayed from resident tensors.
@@ -171,23 +169,20 @@ fn end(frame: Frame, results: Vec<Arc<dyn AnyEntry>>) {
 /// a matmul may add up in another order.
 fn move_to_host(node: &Arc<dyn AnyEntry>) {
     let info = node.info();
-    if info.op.work == Work::New || info.op.name == "int_into_float" {
-        // A copy on the host would cost more than the operation: dropout makes its numbers from bits by `int_into_float`.
-        node.evict();
-    } else if !info.can_move {
-        // A view or a reshaped copy is computed again from the tensor it is a view of. That one moves, unless it has handles of its own
-        // and has moved already.
-        if let Some(viewed) = node.restore_viewed() {
-            offload_or_evict(&viewed);
-        }
-        node.evict();
-    } else {
-        offload_or_evict(node);
+    // A copy on the host would cost more than the operation: dropout makes its numbers from bits by `int_into_float`.
+    let is_cheap = info.op.work == Work::New || info.op.name == "int_into_float";
+    let moving = match info.can_move {
+        _ if is_cheap => None,
+        true => Some(node.clone()),
+        // A view or a reshaped copy is computed again from the tensor it is a view of. That one moves, unless it has handles of its own and
+        // has moved already.
+        false => node.restore_viewed(),
+    };
+    if let Some(moving) = moving
+        && !moving.clone().offload()
+    {
+        moving.evict();
     }
-}
-
-fn offload_or_evict(node: &Arc<dyn AnyEntry>) {
-    if !node.clone().offload() {
-        node.evict();
-    }
+    // Does nothing if it has moved.
+    node.evict();
 }

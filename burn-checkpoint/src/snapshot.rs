@@ -61,7 +61,8 @@ pub(crate) struct InUse {
     scopes: Vec<String>,
     /// The parameter in use, as an owner ends with it.
     after: String,
-    nodes: HashMap<(DeviceId, u64), Held>,
+    /// Each tensor apart.
+    nodes: HashMap<(DeviceId, u64), Holder>,
     /// Dropped nodes whose storage a view keeps.
     viewed: Vec<(DeviceId, u64)>,
     live_bytes: HashMap<DeviceId, u64>,
@@ -69,12 +70,6 @@ pub(crate) struct InUse {
 
 /// The number of nodes above which those without storage are forgotten.
 const MANY: usize = 1 << 16;
-
-struct Held {
-    owner: String,
-    kind: Kind,
-    bytes: u64,
-}
 
 impl InUse {
     /// Adds these events. Returns the tensors in use at the event with the most live bytes, if any is of a tensor.
@@ -117,12 +112,12 @@ impl InUse {
                 _ => (op.to_owned(), Kind::Before),
             };
             let before = before.unwrap_or(event.live_bytes.saturating_sub(event.bytes));
-            let new = || Held {
+            let held = self.nodes.entry(key).or_insert(Holder {
                 owner,
                 kind,
                 bytes: 0,
-            };
-            let held = self.nodes.entry(key).or_insert_with(new);
+                tensors: 1,
+            });
             held.bytes += event.live_bytes.saturating_sub(before);
             return;
         }
@@ -147,18 +142,15 @@ impl InUse {
 
     /// The snapshot after `last`, the last event of a tensor.
     fn snapshot(&self, last: &Event) -> Option<Snapshot> {
-        let device = last.device?;
-        let mut holders: HashMap<(&str, Kind), (u64, usize)> = HashMap::new();
+        let (device, live_bytes) = (last.device?, last.live_bytes);
         let held = self.nodes.iter().filter(|((of, _), _)| *of == device);
-        for (_, held) in held.filter(|(_, held)| held.bytes > 0) {
-            let holder = holders.entry((&held.owner, held.kind)).or_default();
-            *holder = (holder.0 + held.bytes, holder.1 + 1);
-        }
-        let known = holders.values().map(|(bytes, _)| bytes).sum();
-        if let before @ 1.. = last.live_bytes.saturating_sub(known) {
-            holders.insert(("before", Kind::Before), (before, 1));
-        }
-        Some(Snapshot::new(device, last.at, last.live_bytes, holders))
+        let held = held.filter(|(_, held)| held.bytes > 0);
+        let held = held.map(|(_, held)| (&*held.owner, held.kind, held.bytes));
+        let known = held.clone().map(|(.., bytes)| bytes).sum();
+        let before = live_bytes.saturating_sub(known);
+        let before = (before > 0).then_some(("before", Kind::Before, before));
+        let held = held.chain(before);
+        Some(Snapshot::new(device, last.at, live_bytes, held))
     }
 }
 
@@ -176,20 +168,25 @@ impl Snapshot {
         in_use.snapshot(last)
     }
 
-    /// A snapshot of holders, given by owner and kind.
+    /// A snapshot of tensors, given by owner, kind and bytes.
     pub(crate) fn new<'a>(
         device: DeviceId,
         at: Duration,
         live_bytes: u64,
-        holders: impl IntoIterator<Item = ((&'a str, Kind), (u64, usize))>,
+        tensors: impl IntoIterator<Item = (&'a str, Kind, u64)>,
     ) -> Self {
-        let holder = |((owner, kind), (bytes, tensors)): ((&str, _), _)| Holder {
-            owner: owner.to_owned(),
-            kind,
-            bytes,
-            tensors,
-        };
-        let mut holders: Vec<_> = holders.into_iter().map(holder).collect();
+        let mut alike: HashMap<_, Holder> = HashMap::new();
+        for (owner, kind, bytes) in tensors {
+            let holder = alike.entry((owner, kind)).or_insert_with(|| Holder {
+                owner: owner.to_owned(),
+                kind,
+                bytes: 0,
+                tensors: 0,
+            });
+            holder.bytes += bytes;
+            holder.tensors += 1;
+        }
+        let mut holders: Vec<_> = alike.into_values().collect();
         holders.sort_by(|a, b| b.bytes.cmp(&a.bytes).then(a.owner.cmp(&b.owner)));
         Self {
             device,
@@ -221,7 +218,6 @@ pub fn chrome_trace(events: &[Event]) -> String {
     json!({"displayTimeUnit": "ms", "traceEvents": entries}).to_string()
 }
 
-/// The entries of an event.
 fn entries(event: &Event) -> Vec<Value> {
     let microseconds = |time: Duration| time.as_nanos() as f64 / 1e3;
     let ts = microseconds(event.at);

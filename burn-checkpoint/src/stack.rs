@@ -2,41 +2,32 @@
 //!
 //! `guard = install();` makes the new one before it drops the old one, so a guard must not restore what it found.
 
-/// Entries of guards, oldest first: the newest is in force.
-pub(crate) struct Stack<T> {
-    entries: Vec<(Ticket, T)>,
-    next: u64,
-}
+use std::collections::BTreeMap;
 
-/// Identifies the entry of a guard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ticket(u64);
+/// Entries of guards, by the tickets that identify them: the newest is in force.
+pub(crate) struct Stack<T>(BTreeMap<u64, T>);
 
 impl<T> Stack<T> {
     pub const fn new() -> Self {
-        Self {
-            entries: Vec::new(),
-            next: 0,
-        }
+        Self(BTreeMap::new())
     }
 
-    /// Puts something in force.
-    pub fn push(&mut self, entry: T) -> Ticket {
-        let ticket = Ticket(self.next);
-        self.next += 1;
-        self.entries.push((ticket, entry));
+    /// Puts something in force. Returns its ticket.
+    pub fn push(&mut self, entry: T) -> u64 {
+        let ticket = self.0.keys().next_back().map_or(0, |last| last + 1);
+        self.0.insert(ticket, entry);
         ticket
     }
 
     /// Takes an entry out, wherever it is. Returns whether it was in force.
-    pub fn remove(&mut self, ticket: Ticket) -> bool {
-        let newest = self.entries.last().is_some_and(|(own, _)| *own == ticket);
-        self.entries.retain(|(own, _)| *own != ticket);
-        newest
+    pub fn remove(&mut self, ticket: u64) -> bool {
+        let is_newest = self.0.keys().next_back() == Some(&ticket);
+        self.0.remove(&ticket);
+        is_newest
     }
 
     /// What is in force.
     pub fn top(&self) -> Option<&T> {
-        self.entries.last().map(|(_, entry)| entry)
+        self.0.values().next_back()
     }
 }

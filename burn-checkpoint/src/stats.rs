@@ -11,8 +11,8 @@ use crate::verify;
 
 /// The memory that managed tensors occupy, and what it takes to evict them and bring them back.
 ///
-/// Counted per thread and device: ranks that are threads sharing a device have separate counters. A tensor is counted where it was
-/// made, even if another thread brings it back.
+/// Counted per thread and device: apart for ranks that are threads sharing a device. A tensor is counted where it was made, even if another
+/// thread brings it back.
 ///
 /// ```
 /// use burn_checkpoint::{Remat, RematStats, checkpoint};
@@ -60,25 +60,15 @@ impl Add for RematStats {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
-        Self {
-            live_bytes: self.live_bytes + other.live_bytes,
-            peak_bytes: self.peak_bytes + other.peak_bytes,
-            evicted_bytes: self.evicted_bytes + other.evicted_bytes,
-            evicted_operations: self.evicted_operations + other.evicted_operations,
-            replayed_bytes: self.replayed_bytes + other.replayed_bytes,
-            replayed_operations: self.replayed_operations + other.replayed_operations,
-            offloaded_bytes: self.offloaded_bytes + other.offloaded_bytes,
-            uploaded_bytes: self.uploaded_bytes + other.uploaded_bytes,
-            replay_time: self.replay_time + other.replay_time,
-            search_time: self.search_time + other.search_time,
-            searched_tensors: self.searched_tensors + other.searched_tensors,
-            thrashing_steps: self.thrashing_steps + other.thrashing_steps,
+        macro_rules! sums {
+            ($($field:ident)*) => { Self { $($field: self.$field + other.$field),* } };
         }
+        sums!(live_bytes peak_bytes evicted_bytes evicted_operations replayed_bytes replayed_operations offloaded_bytes
+            uploaded_bytes replay_time search_time searched_tensors thrashing_steps)
     }
 }
 
-/// Counters of one device's tensors, made by one thread under one budget; or of a thread; or of the process. What one counts, its `whole` counts
-/// too.
+/// Counters of one device's tensors, made by one thread under one budget; or of a thread; or of the process.
 #[derive(Default)]
 pub(crate) struct Counts {
     live: AtomicU64,
@@ -90,15 +80,13 @@ pub(crate) struct Counts {
     pub lowest: AtomicU64,
     /// All else since the last reset; live and peak bytes, which every operation changes, are 0 here.
     others: Mutex<RematStats>,
-    /// The counters that these are a part of: a device's of the thread's, a thread's of the process's.
+    /// The counters that count the same and more: a device's are a part of the thread's, a thread's of the process's.
     whole: Option<Arc<Counts>>,
 }
 
-/// The counters of the process.
 pub(crate) static OF_PROCESS: LazyLock<Arc<Counts>> = LazyLock::new(Arc::default);
 
 impl Counts {
-    /// A part of these counts.
     pub fn part_of(whole: &Arc<Self>) -> Arc<Self> {
         Arc::new(Self {
             whole: Some(whole.clone()),
@@ -161,9 +149,40 @@ impl Counts {
         *self.others.lock() = RematStats::default();
     }
 
-    /// Sets the peak to the live bytes.
     pub fn reset_peak(&self) {
         self.highest.store(self.highest(), Ordering::Relaxed);
         self.peak.store(self.live(), Ordering::Relaxed);
+    }
+}
+
+/// The bytes of a budget's gradients that count.
+#[derive(Default)]
+pub(crate) struct Gradients {
+    pub bytes: u64,
+    retired: u64,
+}
+
+impl Gradients {
+    /// Adds a storage. Returns how often gradients were retired before.
+    #[inline]
+    pub fn add(&mut self, bytes: u64) -> u64 {
+        self.bytes += bytes;
+        self.retired
+    }
+
+    /// Removes a storage that was added after so many retirements. Returns whether it still counts.
+    #[inline]
+    pub fn remove(&mut self, bytes: u64, retired: u64) -> bool {
+        let counts = self.retired == retired;
+        if counts {
+            self.bytes -= bytes;
+        }
+        counts
+    }
+
+    /// Gradients are state from now on: none of them counts any more. Returns their bytes.
+    pub fn retire(&mut self) -> u64 {
+        self.retired += 1;
+        std::mem::take(&mut self.bytes)
     }
 }

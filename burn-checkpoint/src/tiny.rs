@@ -3,16 +3,14 @@
 //! A module may store what it made in a scope, as batch norm does its running statistics. A vector of one number a channel costs nothing to
 //! keep; evicted, it holds all that its recipe refers to, the scope's input too, until the next step reads it and so computes it again.
 //!
-//! A tensor that other recipes refer to is not kept, tiny or not: replays need the rest of what it was computed from anyway, and bring
-//! all of it back together.
+//! A tensor that other recipes refer to is not kept: replays need the rest of what it was computed from, and bring all of it back together.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use crate::entry::AnyEntry;
 
-/// A tiny tensor has at most a 16th of the bytes of the scope's largest tensor, and the tiny tensors, the smallest first, together have
-/// at most a 16th of all bytes made in the scope.
+/// A tiny tensor has at most a 16th of the bytes of the scope's largest one, and the tiny ones, the smallest first, a 16th of all bytes.
 const PART: u64 = 16;
 
 /// A scope that made fewer bytes is not searched for tiny tensors: they can hold no more than these bytes.
@@ -33,7 +31,6 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    /// Adds a storage of so many bytes.
     #[inline]
     pub fn add(&mut self, bytes: u64) {
         self.largest = self.largest.max(bytes);

@@ -170,23 +170,3 @@ pub(crate) fn emit(kind: EventKind, bytes: u64, live_bytes: u64, device: Option<
         ON.set(false);
     });
 }
-
-/// Records that a scope begins, and that it ends when the guard is dropped, also by a panic.
-pub(crate) fn scope(label: &str) -> Scope {
-    if is_on() {
-        let label = label.to_owned();
-        emit(EventKind::ScopeBegin { label }, 0, 0, None);
-    }
-    Scope
-}
-
-/// A scope that has begun.
-pub(crate) struct Scope;
-
-impl Drop for Scope {
-    fn drop(&mut self) {
-        if is_on() {
-            emit(EventKind::ScopeEnd, 0, 0, None);
-        }
-    }
-}

@@ -1,8 +1,7 @@
 //! Drops that are deferred until a panic is over.
 //!
-//! burn-fusion does not free a tensor that is dropped while its thread panics: its memory would be lost for good. So tensors that
-//! an unwinding thread drops are kept here, until the thread drops the next tensor without a panic, the device is synchronised, or the
-//! counters are read.
+//! burn-fusion never frees a tensor that is dropped while its thread panics. So tensors that an unwinding thread drops are kept here, until
+//! the thread drops the next tensor without a panic, the device is synchronised, or the counters are read.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -21,35 +20,32 @@ thread_local! {
 
 /// Drops a value now, or after the panic that this thread is in, at the latest when the thread ends.
 pub(crate) fn release<T: 'static>(value: T) {
-    if panicking() {
-        let mut value = Some(value);
-        // While the thread ends there is no list any more, and the value is dropped here.
-        let _ = WAITING.try_with(|waiting| {
-            let value: Box<dyn Any> = Box::new(value.take());
-            waiting.borrow_mut().push(value);
-            EVER.store(true, Ordering::Relaxed);
-            let _ = ANY.try_with(|any| any.set(true));
-        });
-    } else {
+    if !panicking() {
         drop(value);
-        free();
+        return free();
     }
+    let value: Box<dyn Any> = Box::new(value);
+    // While the thread ends there is no list any more, and the value is dropped here.
+    let _ = WAITING.try_with(|waiting| {
+        waiting.borrow_mut().push(value);
+        EVER.store(true, Ordering::Relaxed);
+        ANY.set(true);
+    });
 }
 
 /// Drops the values that wait on this thread after panics.
 #[inline]
 pub(crate) fn free() {
-    if EVER.load(Ordering::Relaxed) && ANY.try_with(Cell::get).unwrap_or(false) && !panicking() {
+    if EVER.load(Ordering::Relaxed) && ANY.get() && !panicking() {
         free_all();
     }
 }
 
 #[cold]
 fn free_all() {
-    let _ = ANY.try_with(|any| any.set(false));
+    ANY.set(false);
     // Outside of the borrow: what is dropped may drop more. A thread that ends after a panic is dropping the list itself.
-    let waiting = WAITING.try_with(RefCell::take);
-    drop(waiting);
+    drop(WAITING.try_with(RefCell::take));
 }
 
 /// A tensor of the inner backend, never dropped during a panic.

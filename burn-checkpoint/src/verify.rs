@@ -14,14 +14,12 @@ use crate::kind::Value;
 static EVER: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// How many guards there are.
     static GUARDS: Cell<usize> = const { Cell::new(0) };
     /// Whether a replay under way is only to be compared.
     pub(crate) static REHEARSING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Replays and compares, while its guard lives, every tensor that is evicted on this thread, and compares every tensor that comes
-/// back with what it was.
+/// While its guard lives, replays and compares every tensor that is evicted on this thread, and compares what comes back with what it was.
 ///
 /// - What a scope, a budget or [`evict`](crate::evict) is about to evict is replayed at once and compared, whether backward will
 ///   ask for it or not. Byte limits are not in force meanwhile, and neither counters nor traces show it.

@@ -22,9 +22,8 @@ const PRICE_SHIFT: u32 = 50;
 const LOWEST: u64 = (1023 - 24) << 2;
 const HIGHEST: u64 = ((1023 + 24) << 2) - 1;
 
-/// How often a branch point without handles is needed, relative to a tensor with handles: only if a tensor computed from it is evicted as
-/// well. In a GPT of 12 blocks values from 0.1 to 0.6 change what is replayed by less than a tenth, both at 60 % and at 25 % of its bytes;
-/// at 0.01, where branch points are evicted first, 1.5 times as much is replayed at 25 %.
+/// How often a branch point without handles is needed, relative to a tensor with handles: only if what was computed from it is evicted too.
+/// In a GPT of 12 blocks 0.1 to 0.6 change replays by under a tenth at 60 % and 25 % of its bytes; 0.01 replays 1.5 times as much at 25 %.
 const BRANCH_POINT_DEMAND: f64 = 0.3;
 
 /// A tensor that a loop writes into comes back only by a replay of all iterations: it is evicted last.
@@ -46,21 +45,18 @@ const INPUTS: usize = 1024;
 pub(super) struct Candidates {
     /// The classes that are not empty.
     classes: Vec<Class>,
-    /// Additions so far.
     added: u64,
-    /// Bytes of all additions.
     added_bytes: u64,
     /// Value of `added` at which dropped nodes are removed next.
     tidy_at: u64,
     /// Storages that a search for the operation with this number passed over: in use, or tiny.
     held: (u64, Vec<Weak<dyn AnyEntry>>),
-    /// Candidates examined since they were cleared.
+    /// Candidates examined since this was last read.
     pub looks: u64,
     /// A buffer for the evicted inputs of a candidate, empty between searches.
     evicted: Vec<Arc<dyn AnyEntry>>,
 }
 
-/// The candidates in a class of prices.
 struct Class {
     number: u64,
     /// The last use of the oldest candidate: a search compares these alone.
@@ -140,8 +136,7 @@ impl Candidates {
         }
     }
 
-    /// Nanoseconds to bring these tensors back, with the evicted inputs that have to come back first; if that is more than `enough_ns`, any
-    /// number above `enough_ns`.
+    /// Nanoseconds to bring these tensors back, with their evicted inputs; if that is more than `enough_ns`, any number above `enough_ns`.
     fn cost_ns(&mut self, nodes: &[Arc<dyn AnyEntry>], enough_ns: f64) -> f64 {
         static SEARCHES: AtomicU64 = AtomicU64::new(0);
         let search = SEARCHES.fetch_add(1, Ordering::Relaxed) + 1;
@@ -162,8 +157,7 @@ impl Candidates {
 
     /// Begins a search for the operation with this number: storages held for another operation are candidates again.
     pub fn begin(&mut self, operation: u64) {
-        if self.held.0 != operation {
-            self.held.0 = operation;
+        if std::mem::replace(&mut self.held.0, operation) != operation {
             self.release();
         }
     }
@@ -194,10 +188,9 @@ impl Candidates {
     fn tidy(&mut self) {
         self.classes.retain_mut(|class| {
             class.queue.retain(|_, owner| owner.strong_count() > 0);
-            let oldest = class.queue.first_key_value();
-            oldest
-                .inspect(|((oldest, _), _)| class.last_used = *oldest)
-                .is_some()
+            let oldest = class.queue.keys().next();
+            class.last_used = oldest.map_or(0, |(oldest, _)| *oldest);
+            !class.queue.is_empty()
         });
         let count = self.classes.iter().map(|class| class.queue.len()).sum();
         self.tidy_at = self.added + LEAST.max(count) as u64;

@@ -9,7 +9,6 @@ use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::candidates::Candidates;
-use super::gradients::Gradients;
 use super::memo::Memo;
 use super::need::Needs;
 use super::settings::MemoryBudget;
@@ -18,7 +17,7 @@ use crate::clock::{self, Lineage};
 use crate::entry::{self, AnyEntry};
 use crate::error::{Need, size};
 use crate::snapshot::Snapshot;
-use crate::stats::Counts;
+use crate::stats::{Counts, Gradients};
 
 /// After a search that found too little to evict, the next one waits until live bytes have grown by one part in so many.
 const CHANGED: u64 = 64;
@@ -46,13 +45,12 @@ pub(crate) struct Budget {
     places: AtomicU64,
     /// A hash of the operations of this step.
     program: AtomicU64,
-    thrashing: Thrashing,
+    pub thrashing: Thrashing,
     needs: Needs,
     /// Bytes of results, by the keys of their operations.
     expected: Mutex<FxHashMap<u64, u64>>,
 }
 
-/// The nodes that a budget knows.
 #[derive(Default)]
 struct Nodes {
     /// In ascending order of their places.
@@ -65,7 +63,6 @@ struct Nodes {
     tidy_at: usize,
 }
 
-/// A node at its place.
 struct Known {
     place: u64,
     /// `None` once it is dropped.
@@ -93,8 +90,7 @@ fn find(all: &[Known], place: u64) -> Option<usize> {
 }
 
 impl Nodes {
-    /// Starts again without what the optimizer's operations left behind: on ranks that sharded it these have other sizes, and what is evicted in
-    /// forward and backward must be the same on all of them.
+    /// Forgets what the optimizer left behind: where ranks shard it sizes differ, and all ranks must evict the same in forward and backward.
     fn begin_step(&mut self, last_place: u64) {
         self.all.retain(|known| {
             let node = known.node().filter(|node| !node.info().retired);
@@ -167,7 +163,6 @@ impl Budget {
         }
     }
 
-    /// A backward pass begins.
     pub fn backward_begins(&self) {
         if self.differentiated.swap(true, Ordering::Relaxed) {
             // Where no begin of a forward pass was noticed, the step before ends here.
@@ -229,12 +224,8 @@ impl Budget {
     }
 
     fn alive(&self) -> Vec<Arc<dyn AnyEntry>> {
-        self.nodes
-            .lock()
-            .all
-            .iter()
-            .filter_map(Known::node)
-            .collect()
+        let nodes = self.nodes.lock();
+        nodes.all.iter().filter_map(Known::node).collect()
     }
 
     /// Records what an operation of an unconstrained step needs, if the limit is being measured.
@@ -242,7 +233,9 @@ impl Budget {
     fn look(&self, op: &'static str, bytes: u64) {
         if self.settings.fraction.is_some() {
             let alive = self.alive();
-            self.needs.look(alive.len(), self.need(&alive, op, bytes));
+            let gradients_bytes = self.gradients.lock().bytes;
+            let need = Need::of(&alive, op, bytes, gradients_bytes);
+            self.needs.look(alive.len(), need);
         }
     }
 
@@ -300,7 +293,6 @@ impl Budget {
         let mut nodes = self.nodes.lock();
         nodes.memo.differs(goes_on);
         nodes.sort_in();
-        let before = nodes.candidates.looks;
         nodes.candidates.begin(now);
         let mut again = true;
         while !fits() {
@@ -326,14 +318,7 @@ impl Budget {
             }
         }
         nodes.memo.ends(key, fits());
-        (fits(), nodes.candidates.looks - before)
-    }
-
-    /// What the operation under way needs, which is about to make so many bytes.
-    fn need(&self, alive: &[Arc<dyn AnyEntry>], op: &'static str, bytes: u64) -> Need {
-        let mut need = Need::of(alive, clock::now(), op, bytes);
-        need.gradients_bytes += self.gradients.lock().bytes;
-        need
+        (fits(), std::mem::take(&mut nodes.candidates.looks))
     }
 
     fn overflows(&self, op: &'static str, bytes: u64, limit: u64) {
@@ -341,7 +326,8 @@ impl Budget {
         if !strict && !self.needs.is_clearly_larger(self.live() + bytes) {
             return;
         }
-        let mut need = self.need(&self.alive(), op, bytes);
+        let gradients_bytes = self.gradients.lock().bytes;
+        let mut need = Need::of(&self.alive(), op, bytes, gradients_bytes);
         // Nothing more can be evicted: all else that is live stays.
         let counted = need.bytes() - need.result_bytes;
         need.kept_bytes += self.live().saturating_sub(counted);
@@ -353,11 +339,6 @@ impl Budget {
             // The first is logged at once; later the largest need of each step is logged at its end.
             self.needs.say(limit);
         }
-    }
-
-    /// Whether a tensor that came back may be evicted again; also while the limit is measured.
-    pub fn may_evict(&self) -> bool {
-        self.settings.fraction.is_some() || self.settings.bytes < u64::MAX
     }
 
     /// Whether a branch point, which several recipes start from, keeps its storage without handles: in forward, once there is a limit.
@@ -376,20 +357,13 @@ impl Budget {
     /// The live tensors, by operation.
     pub fn holders(&self, device: DeviceId) -> Snapshot {
         let mut storages = FxHashSet::default();
-        let mut holders: FxHashMap<_, (u64, usize)> = FxHashMap::default();
-        for node in self.alive().into_iter().rev() {
+        let alive = self.alive();
+        let tensors = alive.iter().rev().filter_map(|node| {
             let info = node.info();
-            if info.resident && !info.retired && storages.insert(info.owner) {
-                let holder = holders.entry((info.op.name, node.kind())).or_default();
-                *holder = (holder.0 + info.owner_bytes, holder.1 + 1);
-            }
-        }
-        Snapshot::new(device, self.start.elapsed(), self.live(), holders)
-    }
-
-    /// Counts the work of a replay.
-    pub fn replayed(&self, cost_ns: f32) {
-        self.thrashing.replayed(cost_ns);
+            let counts = info.resident && !info.retired && storages.insert(info.owner);
+            counts.then(|| (info.op.name, node.kind(), info.owner_bytes))
+        });
+        Snapshot::new(device, self.start.elapsed(), self.live(), tensors)
     }
 
     /// Counts an operation and its work.
@@ -399,7 +373,6 @@ impl Budget {
         self.thrashing.computed(cost_ns);
     }
 
-    /// Remembers the size of an operation's result.
     pub fn expect(&self, key: u64, bytes: u64) {
         let mut expected = self.expected.lock();
         if expected.len() >= EXPECTED {
@@ -472,7 +445,6 @@ impl Budget {
     }
 }
 
-/// Adds a number to a hash.
 fn mix(hash: u64, number: u64) -> u64 {
     (hash.rotate_left(5) ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }

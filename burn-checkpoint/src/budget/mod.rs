@@ -3,12 +3,10 @@
 //! - `settings.rs`: the user's settings.
 //! - `limiter.rs`: counts bytes and decides when to evict.
 //! - `candidates.rs`: what may be evicted, cheapest first: by what replaying it costs with the evicted ones before it.
-//! - `gradients.rs`: the bytes of gradients, which are not evicted.
 //! - `memo.rs`: the evictions of the last step, which this one repeats.
 //! - `need.rs`: which limit is too small for a step; `thrashing.rs`: which one costs too much time.
 
 mod candidates;
-mod gradients;
 mod limiter;
 mod memo;
 mod need;

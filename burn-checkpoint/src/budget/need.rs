@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use crate::clock::Lineage;
+use crate::clock::{self, Lineage};
 use crate::entry::{AnyEntry, Origin};
 use crate::error::{Need, RematError};
 use crate::work::Work;
@@ -18,13 +18,14 @@ const CLEARLY: u64 = 16;
 const LOOKS: u64 = 32;
 
 impl Need {
-    /// The need of the operation with number `now`, which is about to make `result_bytes`, without gradients that are no nodes.
+    /// The need of the operation under way, which is about to make `result_bytes`, given the bytes of gradients that are no nodes.
     pub(super) fn of(
         alive: &[Arc<dyn AnyEntry>],
-        now: u64,
         op: &'static str,
         result_bytes: u64,
+        gradients_bytes: u64,
     ) -> Self {
+        let now = clock::now();
         // Of the reasons why the views of a storage stay, the strongest counts.
         let mut storages: FxHashMap<usize, (Why, u64)> = FxHashMap::default();
         for node in alive {
@@ -32,16 +33,12 @@ impl Need {
             if !info.resident || info.retired {
                 continue;
             }
-            let why = if info.locked || info.last_used == now {
-                Why::InUse
-            } else if info.origin != Origin::Fixed {
-                Why::Evictable
-            } else if info.lineage == Lineage::Gradient {
-                Why::Gradient
-            } else if matches!(info.op.work, Work::New | Work::Fixed) {
-                Why::Random
-            } else {
-                Why::Kept
+            let why = match info.origin {
+                _ if info.locked || info.last_used == now => Why::InUse,
+                Origin::Recorded | Origin::Delivered | Origin::Hosted => Why::Evictable,
+                Origin::Fixed if info.lineage == Lineage::Gradient => Why::Gradient,
+                Origin::Fixed if matches!(info.op.work, Work::New | Work::Fixed) => Why::Random,
+                Origin::Fixed => Why::Kept,
             };
             let storage = storages
                 .entry(info.owner)
@@ -57,12 +54,11 @@ impl Need {
             result_bytes,
             kept_bytes: of(Why::Kept),
             random_bytes: of(Why::Random),
-            gradients_bytes: of(Why::Gradient),
+            gradients_bytes: gradients_bytes + of(Why::Gradient),
             in_use_bytes: of(Why::InUse),
         }
     }
 
-    /// The error that a limit is too small for this need.
     pub(super) fn error(self, budget_bytes: u64) -> RematError {
         RematError::BudgetTooSmall {
             budget_bytes,

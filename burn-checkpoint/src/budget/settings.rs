@@ -12,16 +12,14 @@ use crate::error::RematError;
 ///
 /// # What is counted
 ///
-/// What operations of the thread make: activations, random numbers, gradients. What was there before, and what survives a
-/// step (new parameters, optimizer state), is not counted. Views are counted once with what they are views of. What is
-/// [`delivered`](crate::delivered()) counts during its uses.
+/// What operations of the thread make: activations, random numbers, gradients; not what was there before, nor what survives a step (new
+/// parameters, optimizer state). Views count once with what they are views of, [`delivered`](crate::delivered()) tensors during their uses.
 ///
 /// # Before it is made
 ///
 /// Room is made before an operation runs, on the device of its result. The result's size is known for new tensors, for data, and for an
-/// operation that ran before with these shapes, types and arguments; the first time the largest operand's size is assumed, so the limit may
-/// be exceeded by the difference. Some thousands of sizes are remembered. The result of `bool_argwhere`, whose size depends on data, is not
-/// counted.
+/// operation that ran before with these shapes, types and arguments: some thousands of sizes are remembered. The first time the largest
+/// operand's is assumed, so the limit may be exceeded by the difference. A result of `bool_argwhere`, sized by its data, is not counted.
 ///
 /// # What does not fit
 ///
@@ -51,12 +49,11 @@ use crate::error::RematError;
 /// the recipes of tensors that one step hands to the next, such as running statistics, reach through all steps.
 ///
 /// A forward pass that makes a tensor `[1]` of ones itself is taken for a backward pass from there on: what is computed from that tensor is
-/// not recorded until the next scope or upload, so less is evicted. Values are correct even if a pass is taken for the other. A step that
-/// spends more on replays and searches than on its own work is counted in
-/// [`RematStats::thrashing_steps`](crate::RematStats::thrashing_steps) when it is over, or when the budget ends; the log warns as soon as
-/// this is certain. If it spends 32 times its own work, and more than 0.1 s, the limit is doubled, or set to twice what is needed then if
-/// that is more, so that the step ends; not if the budget is [strict](Self::strict). It stays raised:
-/// [`InstalledBudget::limit_bytes`](crate::InstalledBudget::limit_bytes) returns it.
+/// not recorded until the next scope or upload, so less is evicted. Values are correct even if a pass is taken for the other.
+/// [`RematStats::thrashing_steps`](crate::RematStats::thrashing_steps) counts steps that spend more on replays and searches than on their
+/// work, when they or the budget are over; the log warns as soon as this is certain. If one spends 32 times its work, and more than 0.1 s,
+/// the limit is doubled, or set to twice what is needed then if that is more, so that the step ends; not if the budget is
+/// [strict](Self::strict). It stays raised: [`InstalledBudget::limit_bytes`](crate::InstalledBudget::limit_bytes) returns it.
 ///
 /// ```
 /// use burn::backend::Autodiff;

@@ -18,10 +18,9 @@ const ENDLESS: f64 = 32.0;
 /// and more than so many nanoseconds.
 const ENDLESS_NS: f64 = 1e8;
 
-/// Work and waste of the steps of a device under a budget. A step is judged when it is over: when the next forward pass begins, when the
-/// training loop reports its end, or when the budget ends.
+/// Work and waste of a step. It is judged when it is over: when the next forward pass begins, the training loop says so, or the budget ends.
 #[derive(Default)]
-pub(super) struct Thrashing {
+pub(crate) struct Thrashing {
     /// Estimated nanoseconds of the operations of the step under way. Only the thread whose budget it is adds to them.
     computed_ns: AtomicU64,
     waste: Mutex<Waste>,
@@ -38,7 +37,6 @@ struct Waste {
 }
 
 impl Thrashing {
-    /// Counts work.
     #[inline]
     pub fn computed(&self, cost_ns: f32) {
         let computed_ns = self.computed_ns.load(Ordering::Relaxed);
@@ -50,7 +48,6 @@ impl Thrashing {
         self.computed_ns.load(Ordering::Relaxed) as f64
     }
 
-    /// Counts work that was done once more.
     pub fn replayed(&self, cost_ns: f32) {
         self.waste.lock().ns += f64::from(cost_ns);
     }

@@ -247,7 +247,7 @@ macro_rules! method {
         #[inline]
         fn float_device($tensor: kind_type!($kind)) -> kind_type!($ret) {
             if context::records() {
-                clock::asked_for_device($tensor.is_passing_gradient());
+                clock::AT_GRADIENT.set($tensor.is_passing_gradient());
             }
             $tensor.device()
         }
