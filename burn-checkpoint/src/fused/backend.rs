@@ -101,44 +101,16 @@ impl<A: Tape> AutodiffBackend for FusedBackward<A> {
 
 /// One method.
 macro_rules! method {
-    (softmax($($arg:ident: $kind:tt),*) -> $ret:tt) => {
-        fn softmax($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
-            softmax::softmax::<A::InnerBackend>($($arg),*)
+    ($module:ident: $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
+        fn $op($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
+            $module::$op::<A>($($arg),*)
         }
     };
-    (log_softmax($($arg:ident: $kind:tt),*) -> $ret:tt) => {
-        fn log_softmax($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
-            softmax::log_softmax::<A::InnerBackend>($($arg),*)
-        }
-    };
-    (softmin($tensor:ident: $kind:tt, $dim:ident: $type:tt) -> $ret:tt) => {
-        fn softmin($tensor: kind_type!($kind), $dim: kind_type!($type)) -> kind_type!($ret) {
-            softmax::softmax::<A::InnerBackend>(A::float_neg($tensor), $dim)
-        }
-    };
-    (layer_norm($($arg:ident: $kind:tt),*) -> $ret:tt) => {
-        fn layer_norm($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
-            layer_norm::layer_norm::<A::InnerBackend>($($arg),*)
-        }
-    };
-    (attention($query:ident: Float, $key:ident: Float, $value:ident: Float, $mask:ident: BoolOpt, $bias:ident: FloatOpt, $options:ident: $o:tt) -> $ret:tt) => {
-        fn attention(
-            $query: FloatTensor<Self>,
-            $key: FloatTensor<Self>,
-            $value: FloatTensor<Self>,
-            $mask: Option<BoolTensor<Self>>,
-            $bias: Option<FloatTensor<Self>>,
-            $options: AttentionModuleOptions,
-        ) -> FloatTensor<Self> {
-            let operands = [&$query, &$key, &$value];
-            if attention::is_fused::<A::InnerBackend>(operands, $bias.as_ref(), &$options) {
-                let operands = [$query, $key, $value];
-                let mask = $mask.map(A::bool_inner);
-                return attention::attention::<A::InnerBackend>(operands, mask, $options);
-            }
-            A::attention($query, $key, $value, $mask, $bias, $options)
-        }
-    };
+    (softmax $($row:tt)*) => { method! { softmax: softmax $($row)* } };
+    (log_softmax $($row:tt)*) => { method! { softmax: log_softmax $($row)* } };
+    (softmin $($row:tt)*) => { method! { softmax: softmin $($row)* } };
+    (layer_norm $($row:tt)*) => { method! { layer_norm: layer_norm $($row)* } };
+    (attention $($row:tt)*) => { method! { attention: attention $($row)* } };
     ($op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         #[inline]
         fn $op($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
