@@ -21,7 +21,7 @@ use crate::handle::Handle;
 use crate::kind::{Float, Value};
 use crate::op::OpInfo;
 use crate::recipe::{OnUse, Saved, operation};
-use crate::request::{self, Request};
+use crate::request::{NAMED, REQUEST};
 use crate::work::Work;
 use crate::{clock, context};
 
@@ -146,10 +146,10 @@ macro_rules! recorded {
 /// What some methods do first, which may be all.
 macro_rules! first {
     (float_from_data $data:ident $device:ident) => {
-        if let Some(request) = Request::take() {
+        if let Some(request) = REQUEST.take() {
             return Handle::Managed(call::delivered(request, $device));
         }
-        if let Some(path) = request::named() {
+        if let Some(path) = NAMED.get() {
             let value = Value::Float(B::float_from_data($data, $device));
             return Handle::Managed(call::parameter(path, value));
         }
@@ -220,13 +220,11 @@ macro_rules! first {
     (float_cast $x:ident $dtype:ident) => {
         if $x.is_delivered() {
             let dtype = $dtype.into();
-            if let Some(cast) = $x.in_type(dtype) {
-                return cast;
-            }
-            if $x.dtype() == dtype {
-                return $x;
-            }
-            return on_use(OP, $x, |y| y.dtype = dtype, move |x| B::float_cast(x, $dtype));
+            return match $x.in_type(dtype) {
+                Some(cast) => cast,
+                None if $x.dtype() == dtype => $x,
+                None => on_use(OP, $x, |y| y.dtype = dtype, move |x| B::float_cast(x, $dtype)),
+            };
         }
     };
     (float_to_device $x:ident $device:ident) => {
