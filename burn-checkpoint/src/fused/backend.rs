@@ -58,44 +58,28 @@ impl<A: Tape> Backend for FusedBackward<A> {
     }
 }
 
+/// Methods that are those of `A`.
+macro_rules! forward {
+    ($($method:ident($($arg:ident: $type:ty),*) $(-> $ret:ty)?;)*) => {
+        $(fn $method($($arg: $type),*) $(-> $ret)? {
+            A::$method($($arg),*)
+        })*
+    };
+}
+
 impl<A: Tape> AutodiffBackend for FusedBackward<A> {
     type InnerBackend = A::InnerBackend;
     type Gradients = A::Gradients;
 
     burn_decorator::forward_inner!(A);
 
-    fn backward(loss: FloatTensor<Self>) -> Self::Gradients {
-        A::backward(loss)
-    }
-
-    fn grad(
-        tensor: &FloatTensor<Self>,
-        gradients: &Self::Gradients,
-    ) -> Option<FloatTensor<Self::InnerBackend>> {
-        A::grad(tensor, gradients)
-    }
-
-    fn grad_remove(
-        tensor: &FloatTensor<Self>,
-        gradients: &mut Self::Gradients,
-    ) -> Option<FloatTensor<Self::InnerBackend>> {
-        A::grad_remove(tensor, gradients)
-    }
-
-    fn grad_replace(
-        tensor: &FloatTensor<Self>,
-        gradients: &mut Self::Gradients,
-        gradient: FloatTensor<Self::InnerBackend>,
-    ) {
-        A::grad_replace(tensor, gradients, gradient);
-    }
-
-    fn inner(tensor: FloatTensor<Self>) -> FloatTensor<Self::InnerBackend> {
-        A::inner(tensor)
-    }
-
-    fn from_inner(tensor: FloatTensor<Self::InnerBackend>) -> FloatTensor<Self> {
-        A::from_inner(tensor)
+    forward! {
+        backward(loss: FloatTensor<Self>) -> Self::Gradients;
+        grad(tensor: &FloatTensor<Self>, gradients: &Self::Gradients) -> Option<FloatTensor<Self::InnerBackend>>;
+        grad_remove(tensor: &FloatTensor<Self>, gradients: &mut Self::Gradients) -> Option<FloatTensor<Self::InnerBackend>>;
+        grad_replace(tensor: &FloatTensor<Self>, gradients: &mut Self::Gradients, gradient: FloatTensor<Self::InnerBackend>);
+        inner(tensor: FloatTensor<Self>) -> FloatTensor<Self::InnerBackend>;
+        from_inner(tensor: FloatTensor<Self::InnerBackend>) -> FloatTensor<Self>;
     }
 }
 
