@@ -30,8 +30,8 @@ pub(crate) struct OpCost {
     pub largest_bytes: u64,
     /// Bytes of all operands.
     bytes: u64,
-    /// The first operand: of a lookup the table.
-    first: Option<Extent>,
+    /// Bytes of a lookup's table, which is its first operand.
+    table_bytes: Option<u64>,
     /// Whether an operand is f16 or bf16.
     is_half: bool,
     /// The first three operands of a product.
@@ -74,7 +74,7 @@ impl OpCost {
             largest: 0,
             largest_bytes: 0,
             bytes: 0,
-            first: None,
+            table_bytes: None,
             is_half: false,
             operands: (op.work == Work::Compute).then(Default::default),
             seen: 0,
@@ -88,10 +88,10 @@ impl OpCost {
     #[inline]
     pub fn operand(&mut self, extent: Extent, shape: impl FnOnce() -> Shape) {
         self.hasher.write_u64(extent.key);
-        let is_table = self.first.is_none() && self.op.looks_up;
-        self.first.get_or_insert(extent);
-        // Of a table a lookup reads as much as it returns.
-        if !is_table {
+        if self.op.looks_up && self.table_bytes.is_none() {
+            // A lookup reads as much of it as it returns.
+            self.table_bytes = Some(extent.bytes);
+        } else {
             self.largest = self.largest.max(extent.elements);
         }
         self.largest_bytes = self.largest_bytes.max(extent.bytes);
@@ -146,9 +146,9 @@ impl OpCost {
             Work::Sort => kernel.bytes *= 8.0,
             Work::Compute => kernel.flops = 2.0 * self.multiplications(elements),
             Work::Math => kernel.functions = elements as f64,
-            Work::Index if self.op.looks_up => {
-                let table = self.first.map_or(0, |table| table.bytes);
-                kernel.bytes -= table.saturating_sub(bytes) as f64;
+            Work::Index => {
+                let table_bytes = self.table_bytes.unwrap_or(0);
+                kernel.bytes -= table_bytes.saturating_sub(bytes) as f64;
             }
             _ => {}
         }
