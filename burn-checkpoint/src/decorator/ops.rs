@@ -165,6 +165,11 @@ macro_rules! first {
             return bits::draw::<B>($shape, $distribution, $device, $dtype);
         }
     };
+    (float_device $x:ident) => {
+        if context::records() {
+            clock::asked_for_device($x.is_passing_gradient());
+        }
+    };
     // Autodiff starts a backward pass with a tensor of one element.
     (float_ones $shape:ident $device:ident $dtype:ident) => {
         if $shape.num_elements() == 1 {
@@ -229,19 +234,11 @@ macro_rules! first {
 
 /// One method.
 macro_rules! method {
-    ($trait:ident pass float_device($tensor:ident: $kind:tt) -> $ret:tt) => {
-        #[inline]
-        fn float_device($tensor: kind_type!($kind)) -> kind_type!($ret) {
-            if context::records() {
-                clock::asked_for_device($tensor.is_passing_gradient());
-            }
-            $tensor.device()
-        }
-    };
     // The device is known without the storage.
     ($trait:ident pass $op:ident($tensor:ident: $kind:tt) -> Device) => {
         #[inline]
         fn $op($tensor: kind_type!($kind)) -> kind_type!(Device) {
+            first!($op $tensor);
             $tensor.device()
         }
     };
