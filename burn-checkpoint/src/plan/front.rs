@@ -60,16 +60,24 @@ pub(super) fn both(
 ) -> impl Iterator<Item = Point> {
     let mut next = (!first.is_empty() && !second.is_empty()).then_some((0, 0));
     std::iter::from_fn(move || {
-        let (a, b) = next?;
-        let of_second = |point: &Point| point.need_bytes + retained_bytes;
+        let (mut a, mut b) = next?;
+        let need_bytes = first[a]
+            .need_bytes
+            .max(second[b].need_bytes + retained_bytes);
+        // The fastest points of both that also fit into these bytes.
+        let fits = |point: &&Point| point.need_bytes <= need_bytes;
+        a += first[a + 1..].iter().take_while(fits).count();
+        let fits = |point: &&Point| point.need_bytes + retained_bytes <= need_bytes;
+        b += second[b + 1..].iter().take_while(fits).count();
+
         next = match (first.get(a + 1), second.get(b + 1)) {
-            (Some(x), Some(y)) if x.need_bytes < of_second(y) => Some((a + 1, b)),
+            (Some(x), Some(y)) if x.need_bytes < y.need_bytes + retained_bytes => Some((a + 1, b)),
             (_, Some(_)) => Some((a, b + 1)),
             (Some(_), None) => Some((a + 1, b)),
             (None, None) => None,
         };
         Some(Point {
-            need_bytes: first[a].need_bytes.max(of_second(&second[b])),
+            need_bytes,
             time_ns: first[a].time_ns + second[b].time_ns,
         })
     })
