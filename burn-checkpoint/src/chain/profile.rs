@@ -105,15 +105,35 @@ fn step<B: AutodiffBackend, const D: usize, const R: usize>(
 ) -> BlockProfile {
     let device = x.device();
     let x = x.clone().detach().require_grad();
+    let synchronize = || {
+        // A backend that failed reports it when a result is next read; here only a time would be wrong.
+        if let Err(error) = B::sync(&device) {
+            log::warn!("the device could not be waited for, times are wrong: {error}");
+        }
+    };
+    let begin = || {
+        synchronize();
+        RematStats::reset_thread();
+        Instant::now()
+    };
     // In a scope all tensors are counted.
     keeping(|| {
         let before_bytes = context::current_stats().live_bytes;
-        let (out, pass) = measured::<B, _>(&device, before_bytes, || forward(x.clone()));
-        let [forward_peak_bytes, tape_bytes, forward_ns] = pass;
+        // Peak bytes, the bytes that are left and nanoseconds of a pass. Live bytes may fall below those before where it drops tensors.
+        let end = |start: Instant| {
+            synchronize();
+            let time_ns = start.elapsed().as_nanos() as u64;
+            let stats = context::current_stats();
+            let beyond = |bytes: u64| bytes.saturating_sub(before_bytes);
+            [beyond(stats.peak_bytes), beyond(stats.live_bytes), time_ns]
+        };
+        let start = begin();
+        let out = forward(x.clone());
+        let [forward_peak_bytes, tape_bytes, forward_ns] = end(start);
         let output_bytes = bytes_of(&out);
-        let backward = || loss(out).backward();
-        let (_grads, pass) = measured::<B, _>(&device, before_bytes, backward);
-        let [backward_peak_bytes, left_bytes, backward_ns] = pass;
+        let start = begin();
+        let _grads = loss(out).backward();
+        let [backward_peak_bytes, left_bytes, backward_ns] = end(start);
         BlockProfile {
             output_bytes,
             tape_bytes,
@@ -125,31 +145,6 @@ fn step<B: AutodiffBackend, const D: usize, const R: usize>(
             ..BlockProfile::default()
         }
     })
-}
-
-/// The result of a whole pass, and its peak bytes, the bytes that it leaves and its nanoseconds. Bytes are those beyond the ones before;
-/// they may fall below where the pass drops tensors.
-fn measured<B: Backend, R>(
-    device: &B::Device,
-    before_bytes: u64,
-    pass: impl FnOnce() -> R,
-) -> (R, [u64; 3]) {
-    let synchronize = || {
-        // A backend that failed reports it when a result is next read; here only a time would be wrong.
-        if let Err(error) = B::sync(device) {
-            log::warn!("the device could not be waited for, times are wrong: {error}");
-        }
-    };
-    synchronize();
-    RematStats::reset_thread();
-    let start = Instant::now();
-    let result = pass();
-    synchronize();
-    let time_ns = start.elapsed().as_nanos() as u64;
-    let stats = context::current_stats();
-    let [peak_bytes, left_bytes] =
-        [stats.peak_bytes, stats.live_bytes].map(|bytes| bytes.saturating_sub(before_bytes));
-    (result, [peak_bytes, left_bytes, time_ns])
 }
 
 fn bytes_of<B: Backend, const D: usize>(x: &Tensor<B, D>) -> u64 {
