@@ -30,8 +30,8 @@ pub(crate) struct OpCost {
     pub largest_bytes: u64,
     /// Bytes of all operands.
     bytes: u64,
-    /// The first operand: of a lookup the table.
-    first: Option<Extent>,
+    /// Bytes of a lookup's table, which is its first operand.
+    table_bytes: Option<u64>,
     /// Whether an operand is f16 or bf16.
     is_half: bool,
     /// The first three operands of a product.
@@ -74,7 +74,7 @@ impl OpCost {
             largest: 0,
             largest_bytes: 0,
             bytes: 0,
-            first: None,
+            table_bytes: None,
             is_half: false,
             operands: (op.work == Work::Compute).then(Default::default),
             seen: 0,
@@ -88,10 +88,10 @@ impl OpCost {
     #[inline]
     pub fn operand(&mut self, extent: Extent, shape: impl FnOnce() -> Shape) {
         self.hasher.write_u64(extent.key);
-        let is_table = self.first.is_none() && self.op.looks_up;
-        self.first.get_or_insert(extent);
-        // Of a table a lookup reads as much as it returns.
-        if !is_table {
+        if self.op.looks_up && self.table_bytes.is_none() {
+            // A lookup reads as much of it as it returns.
+            self.table_bytes = Some(extent.bytes);
+        } else {
             self.largest = self.largest.max(extent.elements);
         }
         self.largest_bytes = self.largest_bytes.max(extent.bytes);
@@ -146,9 +146,9 @@ impl OpCost {
             Work::Sort => kernel.bytes *= 8.0,
             Work::Compute => kernel.flops = 2.0 * self.multiplications(elements),
             Work::Math => kernel.functions = elements as f64,
-            Work::Index if self.op.looks_up => {
-                let table = self.first.map_or(0, |table| table.bytes);
-                kernel.bytes -= table.saturating_sub(bytes) as f64;
+            Work::Index => {
+                let table_bytes = self.table_bytes.unwrap_or(0);
+                kernel.bytes -= table_bytes.saturating_sub(bytes) as f64;
             }
             _ => {}
         }
@@ -171,19 +171,13 @@ mod tests {
     use super::*;
     use crate::op::op_table;
 
-    fn cost(name: &str) -> OpCost {
-        OpCost::new(op_table().find(|op| op.name == name).expect("a row"))
-    }
-
-    fn operand(cost: &mut OpCost, shape: Shape, dtype: DType) {
-        cost.operand(Extent::of(&shape, dtype), || shape);
-    }
-
-    /// A cast of so many elements.
-    fn cast(elements: usize, from: DType, to: DType) -> OpCost {
-        let mut cost = cost("float_cast");
-        operand(&mut cost, [elements].into(), from);
-        cost.hash(to);
+    /// Of an operation on operands of these shapes and types.
+    fn cost(name: &str, operands: &[(&[usize], DType)]) -> OpCost {
+        let mut cost = OpCost::new(op_table().find(|op| op.name == name).expect("a row"));
+        for (dims, dtype) in operands {
+            let shape = Shape::from(dims.to_vec());
+            cost.operand(Extent::of(&shape, *dtype), || shape.clone());
+        }
         cost
     }
 
@@ -191,8 +185,7 @@ mod tests {
     #[test]
     fn an_upload_is_dearer_than_a_gelu_on_a_device_and_cheaper_on_a_cpu() {
         let elements = 1 << 22;
-        let mut gelu = cost("gelu");
-        operand(&mut gelu, [elements].into(), DType::F32);
+        let gelu = cost("gelu", &[(&[elements], DType::F32)]);
         let bytes = 4 * elements as u64;
         for device in [DeviceProfile::A100, DeviceProfile::RTX_3090] {
             let upload = upload_ns(Some(&device), bytes);
@@ -203,13 +196,12 @@ mod tests {
 
     #[test]
     fn a_product_is_as_fast_as_its_type_and_its_bytes() {
-        let device = DeviceProfile::A100;
         let ns = |size: usize, dtype: DType| {
-            let mut product = cost("float_matmul");
-            operand(&mut product, [size, size].into(), dtype);
-            operand(&mut product, [size, size].into(), dtype);
+            let matrix: (&[_], _) = (&[size, size], dtype);
+            let product = cost("float_matmul", &[matrix; 2]);
             let elements = (size * size) as u64;
-            f64::from(product.ns_on(&device, elements, elements * dtype.size() as u64))
+            let bytes = elements * dtype.size() as u64;
+            f64::from(product.ns_on(&DeviceProfile::A100, elements, bytes))
         };
         let of_flops = |size: usize, flops: f64| 2e9 * (size as f64).powi(3) / flops;
         for (dtype, flops) in [(DType::F32, 19.5e12), (DType::BF16, 312e12)] {
@@ -222,19 +214,21 @@ mod tests {
     /// 64 rows of a table of 256 MiB.
     #[test]
     fn a_lookup_reads_the_rows_that_it_returns() {
-        let device = DeviceProfile::A100;
-        let mut lookup = cost("embedding");
-        operand(&mut lookup, [65536, 1024].into(), DType::F32);
-        operand(&mut lookup, [1, 64].into(), DType::I32);
-        let ns = lookup.ns_on(&device, 64 * 1024, 4 * 64 * 1024);
-        assert_eq!(ns, 5000.0, "a launch");
+        let (table, indices): (&[_], &[_]) = (&[65536, 1024], &[1, 64]);
+        let lookup = cost("embedding", &[(table, DType::F32), (indices, DType::I32)]);
         let rows = 64 * 1024;
-        assert_eq!(lookup.ns(rows), cost("embedding").ns(rows));
+        let ns = lookup.ns_on(&DeviceProfile::A100, rows, 4 * rows);
+        assert_eq!(ns, 5000.0, "a launch");
+        assert_eq!(lookup.ns(rows), cost("embedding", &[]).ns(rows));
     }
 
     #[test]
     fn a_size_is_that_of_shapes_types_and_arguments() {
-        let key = |elements, from, to| cast(elements, from, to).key();
+        let key = |elements, from, to| {
+            let mut cast = cost("float_cast", &[(&[elements], from)]);
+            cast.hash(to);
+            cast.key()
+        };
         let known = key(8, DType::F32, DType::F16);
         assert_eq!(known, key(8, DType::F32, DType::F16));
         assert_ne!(known, key(9, DType::F32, DType::F16));

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{Backend, DType, Shape, TensorData, TensorMetadata};
+use burn_decorator::cell::with_value;
 
 use crate::context;
 use crate::entry::Origin;
 use crate::error::RematError;
-use crate::request::Request;
+use crate::request::{REQUEST, Request};
 
 /// A float tensor, of any backend with a [`Remat`](crate::Remat) in it, that holds no memory of the device: `data` returns its elements
 /// whenever an operation uses it. They are uploaded for that operation and dropped after it, in forward and in backward, in and outside
@@ -81,7 +82,7 @@ pub fn delivered_in_types<B: Backend>(
     };
     // Every decorator passes data on to the backend below it: `Remat` returns the requested tensor.
     let upload = || B::float_from_data(TensorData::from([0.0f32]), device);
-    match request.put(upload) {
+    match with_value(&REQUEST, request, upload) {
         (tensor, None) => Ok(tensor),
         (_, Some(_)) => Err(RematError::NoRemat {
             backend: B::name(device),
@@ -95,9 +96,7 @@ pub fn delivered_in_types<B: Backend>(
 ///
 /// One read of the shape, which reaches the tensor of [`Remat`](crate::Remat) through all decorators.
 pub fn is_delivered<B: Backend>(tensor: &FloatTensor<B>) -> bool {
-    let nodes = context::collecting(|| {
-        let _ = tensor.shape();
-    });
+    let nodes = context::collecting(|| drop(tensor.shape()));
     let mut origins = nodes.iter().map(|node| node.info().origin);
     origins.any(|origin| origin == Origin::Delivered)
 }

@@ -3,10 +3,11 @@
 use burn::module::Module;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, TensorPrimitive};
+use burn_decorator::cell::Scope;
 use burn_decorator::module::{AnyTensor, map_floats};
 
 use crate::op::OpInfo;
-use crate::request;
+use crate::request::NAMED;
 
 /// The model with parameters whose paths a trace shows: in a step with this model, not once an optimizer has replaced them.
 ///
@@ -18,7 +19,7 @@ pub fn name_parameters<B: Backend, M: Module<B>>(model: M) -> M {
         let path = OpInfo::parameter(path);
         let (device, requires_grad) = (B::float_device(&value), B::float_is_require_grad(&value));
         let data = AnyTensor::<B>::Float(TensorPrimitive::Float(value)).to_data();
-        let named = request::naming(path, || B::float_from_data(data, &device));
-        B::float_set_require_grad(named, requires_grad)
+        let _named = Scope::enter(&NAMED, Some(path));
+        B::float_set_require_grad(B::float_from_data(data, &device), requires_grad)
     })
 }

@@ -38,15 +38,11 @@ pub(crate) fn multiplications(op: &str, [a, b, c]: &[Operand; 3], elements: f64)
         // x, offsets, weight.
         "deform_conv2d" | "deform_conv2d_backward" => elements * c.window,
         // A kernel [in, out, ..] spreads each element of x.
-        _ if op.starts_with("conv_transpose") => match op {
-            _ if op.ends_with("_x_backward") => elements * a.window,
-            _ => a.elements * b.window,
-        },
+        _ if op.starts_with("conv_transpose") && op.ends_with("_x_backward") => elements * a.window,
+        _ if op.starts_with("conv_transpose") => a.elements * b.window,
         // A kernel [out, in, ..] gathers each element of the result. Operands of backward: x, weight, gradient.
-        _ if op.starts_with("conv") => match op {
-            _ if op.ends_with("_backward") => c.elements * b.window,
-            _ => elements * b.window,
-        },
+        _ if op.starts_with("conv") && op.ends_with("_backward") => c.elements * b.window,
+        _ if op.starts_with("conv") => elements * b.window,
         // [.., m, k] and [.., k, n].
         _ => elements * a.last_dim,
     }
@@ -69,6 +65,7 @@ mod tests {
         // A convolution, its gradients, its transpose (a gradient): batch 2, 4 channels of 10x10 to 6 of 8x8, kernel 3x3, two groups.
         let [image, kernel, out]: [Dims; 3] = [&[2, 4, 10, 10], &[6, 2, 3, 3], &[2, 6, 8, 8]];
         let conv = 2 * 6 * 8 * 8 * 2 * 3 * 3;
+        let of_conv: &[Dims] = &[image, kernel, out];
         let cases: [(&str, &[Dims], Dims, usize); 13] = [
             ("float_matmul", &[x, &[2, 5, 7]], y, linear),
             ("float_matmul", &[x, &[1, 5, 7]], y, linear),
@@ -77,13 +74,8 @@ mod tests {
             ("linear_weight_backward", &[x, y], weight, linear),
             ("attention", &[q, k, v], &[2, 3, 5, 13], attention),
             ("conv2d", &[image, kernel], out, conv),
-            ("conv2d_x_backward", &[image, kernel, out], image, conv),
-            (
-                "conv2d_weight_backward",
-                &[image, kernel, out],
-                kernel,
-                conv,
-            ),
+            ("conv2d_x_backward", of_conv, image, conv),
+            ("conv2d_weight_backward", of_conv, kernel, conv),
             ("conv_transpose2d", &[out, kernel], image, conv),
             ("conv_transpose2d_x_backward", &[kernel, image], out, conv),
             (

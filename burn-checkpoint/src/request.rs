@@ -4,7 +4,6 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use burn_backend::{DType, Shape, TensorData};
-use burn_decorator::cell::{Scope, with_value};
 
 use crate::op::OpInfo;
 use crate::work::Work;
@@ -23,17 +22,6 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Runs `upload`, with the tensor as what this thread's next upload returns, and returns the request if there was no upload.
-    pub fn put<R>(self, upload: impl FnOnce() -> R) -> (R, Option<Self>) {
-        with_value(&REQUEST, self, upload)
-    }
-
-    /// Takes this thread's request.
-    #[inline]
-    pub fn take() -> Option<Self> {
-        REQUEST.take()
-    }
-
     /// The tensor in another type, if its elements may be requested in that type.
     pub fn in_type(&self, dtype: DType) -> Option<Self> {
         let is_there = dtype != self.dtype && self.has.as_ref()?(dtype);
@@ -63,19 +51,9 @@ impl Request {
     }
 }
 
-/// Runs `upload`, whose data is the parameter of this path.
-pub(crate) fn naming<R>(path: &'static OpInfo, upload: impl FnOnce() -> R) -> R {
-    let _named = Scope::enter(&NAMED, Some(path));
-    upload()
-}
-
-/// The parameter that this thread uploads, if it has a name.
-#[inline]
-pub(crate) fn named() -> Option<&'static OpInfo> {
-    NAMED.get()
-}
-
 thread_local! {
-    static NAMED: Cell<Option<&'static OpInfo>> = const { Cell::new(None) };
-    static REQUEST: RefCell<Option<Request>> = const { RefCell::new(None) };
+    /// The parameter that this thread uploads, if it has a name.
+    pub(crate) static NAMED: Cell<Option<&'static OpInfo>> = const { Cell::new(None) };
+    /// What this thread's next upload takes, and returns in place of its data.
+    pub(crate) static REQUEST: RefCell<Option<Request>> = const { RefCell::new(None) };
 }

@@ -70,30 +70,29 @@ pub fn checkpoint_sequential<Block, T: Outputs>(
     checkpoint_chain(blocks, x, &plan, forward).expect("the plan is for these blocks")
 }
 
-/// Runs `blocks`, of which the first has the number `first`, in the scopes of `nodes`.
+/// Runs the blocks from `first` on that are in `nodes`, in the scopes of these.
 fn run<Block, T: Outputs>(
     nodes: &[Node],
-    mut blocks: &[Block],
+    blocks: &[Block],
     mut first: usize,
     mut x: T,
     forward: &impl Fn(&Block, T) -> T,
 ) -> T {
     for node in nodes {
-        let (own, rest) = blocks.split_at(node.blocks());
-        x = match (node, own) {
-            (_, []) => x,
-            (Node::Block, own) => forward(&own[0], x),
-            (Node::Scope(inner), own) => {
-                let label = match own.len() {
+        let length = node.blocks();
+        x = match node {
+            _ if length == 0 => x,
+            Node::Block => forward(&blocks[first], x),
+            Node::Scope(inner) => {
+                let label = match length {
                     1 => format!("block {first}"),
-                    length => format!("blocks {first}-{}", first + length - 1),
+                    _ => format!("blocks {first}-{}", first + length - 1),
                 };
-                let inside = || run(inner, own, first, x, forward);
+                let inside = || run(inner, blocks, first, x, forward);
                 checkpoint_labelled(label, Policy::Recompute, inside)
             }
         };
-        first += own.len();
-        blocks = rest;
+        first += length;
     }
     x
 }

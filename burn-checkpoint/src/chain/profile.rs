@@ -59,19 +59,11 @@ pub fn profile_tail<B: AutodiffBackend, const D: usize>(
     loss: impl FnOnce(Tensor<B, D>) -> Tensor<B, 1>,
 ) -> TailProfile {
     context::without_budget(|| {
-        let device = x.device();
-        let x = x.detach().require_grad();
-        // In a scope all tensors are counted.
-        keeping(|| {
-            let before_bytes = context::current_stats().live_bytes;
-            let backward = || loss(x.clone()).backward();
-            let (_grads, pass) = measured::<B, _>(&device, before_bytes, backward);
-            let [peak_bytes, left_bytes, _] = pass;
-            TailProfile {
-                peak_bytes,
-                gradient_bytes: left_bytes.saturating_sub(bytes_of(&x)),
-            }
-        })
+        let tail = step(&x, loss, |loss| loss);
+        TailProfile {
+            peak_bytes: tail.forward_peak_bytes.max(tail.backward_peak_bytes),
+            gradient_bytes: tail.gradient_bytes,
+        }
     })
 }
 
@@ -82,10 +74,12 @@ fn of_block<B: AutodiffBackend, const D: usize>(
 ) -> (BlockProfile, Tensor<B, D>) {
     let out = forward(x.clone()).detach();
     let gradient = out.ones_like();
+    // Not the plain sum, whose gradient would be a view of one number.
+    let loss = |out: Tensor<B, D>| (out * gradient.clone()).sum();
     // Bytes are the same in every round; of the times the shortest counts.
     let rounds = [(); 3].map(|()| {
-        let plain = step(x, &gradient, &forward);
-        let scoped = step(x, &gradient, |x| checkpoint(|| forward(x)));
+        let plain = step(x, &forward, loss);
+        let scoped = step(x, |x| checkpoint(|| forward(x)), loss);
         (plain, scoped)
     });
     let shortest = |time: fn(&(_, _)) -> u64| rounds.iter().map(time).min().unwrap_or(0);
@@ -103,23 +97,43 @@ fn of_block<B: AutodiffBackend, const D: usize>(
     (profile, out)
 }
 
-/// One forward and one backward pass.
-fn step<B: AutodiffBackend, const D: usize>(
+/// One forward pass, and one backward pass of the loss of its result.
+fn step<B: AutodiffBackend, const D: usize, const R: usize>(
     x: &Tensor<B, D>,
-    gradient: &Tensor<B, D>,
-    forward: impl Fn(Tensor<B, D>) -> Tensor<B, D>,
+    forward: impl FnOnce(Tensor<B, D>) -> Tensor<B, R>,
+    loss: impl FnOnce(Tensor<B, R>) -> Tensor<B, 1>,
 ) -> BlockProfile {
     let device = x.device();
     let x = x.clone().detach().require_grad();
+    let synchronize = || {
+        // A backend that failed reports it when a result is next read; here only a time would be wrong.
+        if let Err(error) = B::sync(&device) {
+            log::warn!("the device could not be waited for, times are wrong: {error}");
+        }
+    };
+    let begin = || {
+        synchronize();
+        RematStats::reset_thread();
+        Instant::now()
+    };
+    // In a scope all tensors are counted.
     keeping(|| {
         let before_bytes = context::current_stats().live_bytes;
-        let (out, pass) = measured::<B, _>(&device, before_bytes, || forward(x.clone()));
-        let [forward_peak_bytes, tape_bytes, forward_ns] = pass;
+        // Peak bytes, the bytes that are left and nanoseconds of a pass. Live bytes may fall below those before where it drops tensors.
+        let end = |start: Instant| {
+            synchronize();
+            let time_ns = start.elapsed().as_nanos() as u64;
+            let stats = context::current_stats();
+            let beyond = |bytes: u64| bytes.saturating_sub(before_bytes);
+            [beyond(stats.peak_bytes), beyond(stats.live_bytes), time_ns]
+        };
+        let start = begin();
+        let out = forward(x.clone());
+        let [forward_peak_bytes, tape_bytes, forward_ns] = end(start);
         let output_bytes = bytes_of(&out);
-        // Not the plain sum, whose gradient would be a view of one number.
-        let weighted = || (out * gradient.clone()).sum().backward();
-        let (_grads, pass) = measured::<B, _>(&device, before_bytes, weighted);
-        let [backward_peak_bytes, left_bytes, backward_ns] = pass;
+        let start = begin();
+        let _grads = loss(out).backward();
+        let [backward_peak_bytes, left_bytes, backward_ns] = end(start);
         BlockProfile {
             output_bytes,
             tape_bytes,
@@ -131,32 +145,6 @@ fn step<B: AutodiffBackend, const D: usize>(
             ..BlockProfile::default()
         }
     })
-}
-
-/// The result of a whole pass, and its peak bytes, the bytes that it leaves and its nanoseconds. Bytes are those beyond the ones before;
-/// they may fall below where the pass drops tensors.
-fn measured<B: Backend, R>(
-    device: &B::Device,
-    before_bytes: u64,
-    pass: impl FnOnce() -> R,
-) -> (R, [u64; 3]) {
-    synchronize::<B>(device);
-    RematStats::reset_thread();
-    let start = Instant::now();
-    let result = pass();
-    synchronize::<B>(device);
-    let time_ns = start.elapsed().as_nanos() as u64;
-    let stats = context::current_stats();
-    let [peak_bytes, left_bytes] =
-        [stats.peak_bytes, stats.live_bytes].map(|bytes| bytes.saturating_sub(before_bytes));
-    (result, [peak_bytes, left_bytes, time_ns])
-}
-
-fn synchronize<B: Backend>(device: &B::Device) {
-    // A backend that failed reports it when a result is next read; here only a time would be wrong.
-    if let Err(error) = B::sync(device) {
-        log::warn!("the device could not be waited for, times are wrong: {error}");
-    }
 }
 
 fn bytes_of<B: Backend, const D: usize>(x: &Tensor<B, D>) -> u64 {

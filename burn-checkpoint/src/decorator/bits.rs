@@ -41,7 +41,10 @@ pub(super) fn draw<B: Backend>(
     dtype: FloatDType,
 ) -> Handle<B, Float> {
     let elements = shape.num_elements();
-    let packed = packed_dtype::<B>(device);
+    let packed = match B::supports_dtype(device, DType::U8) {
+        true => IntDType::U8,
+        false => IntDType::I32,
+    };
     let bytes =
         elements * DType::from(dtype).size() + elements.div_ceil(BITS) * DType::from(packed).size();
     let memory = context::memory_on(device.id());
@@ -72,14 +75,6 @@ pub(super) fn draw<B: Backend>(
         .expect();
     drop(handles);
     numbers
-}
-
-/// The integers that hold the bits: of one byte, or of four on devices that cannot compute with bytes.
-fn packed_dtype<B: Backend>(device: &B::Device) -> IntDType {
-    match B::supports_dtype(device, DType::U8) {
-        true => IntDType::U8,
-        false => IntDType::I32,
-    }
 }
 
 /// Number `row * columns + column` becomes bit `row` of integer `column`: a product with the powers of two, which takes no memory but the

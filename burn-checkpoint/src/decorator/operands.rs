@@ -19,8 +19,6 @@ macro_rules! by_form {
 /// An operand as the inner backend takes it: brought back if it is evicted.
 macro_rules! inner {
     (FloatRef $x:expr) => { &$x.to_inner() };
-    (IntRef $x:expr) => { &$x.to_inner() };
-    (BoolRef $x:expr) => { &$x.to_inner() };
     (QuantRef $x:expr) => { &$x.to_inner() };
     (Opt $x:expr) => { $x.map(Handle::into_inner) };
     (List $x:expr) => { $x.into_iter().map(Handle::into_inner).collect() };

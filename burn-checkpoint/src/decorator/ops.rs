@@ -21,7 +21,7 @@ use crate::handle::Handle;
 use crate::kind::{Float, Value};
 use crate::op::OpInfo;
 use crate::recipe::{OnUse, Saved, operation};
-use crate::request::{self, Request};
+use crate::request::{NAMED, REQUEST};
 use crate::work::Work;
 use crate::{clock, context};
 
@@ -44,11 +44,8 @@ fn on_use<B: Backend>(
     let mut promised = Promised::like(&x);
     change(&mut promised);
     let (input, run) = (x.save().value, Arc::new(run));
-    Handle::Managed(call::derived(
-        op,
-        promised,
-        Arc::new(OnUse { op, input, run }),
-    ))
+    let recipe = Arc::new(OnUse { op, input, run });
+    Handle::Managed(call::derived(op, promised, recipe))
 }
 
 /// As [`on_use`], a view of another shape: the tensor itself if it has that shape.
@@ -143,13 +140,22 @@ macro_rules! recorded {
     };
 }
 
+/// What a method returns for a delivered tensor.
+macro_rules! if_delivered {
+    ($x:ident => $result:expr) => {
+        if $x.is_delivered() {
+            return $result;
+        }
+    };
+}
+
 /// What some methods do first, which may be all.
 macro_rules! first {
     (float_from_data $data:ident $device:ident) => {
-        if let Some(request) = Request::take() {
+        if let Some(request) = REQUEST.take() {
             return Handle::Managed(call::delivered(request, $device));
         }
-        if let Some(path) = request::named() {
+        if let Some(path) = NAMED.get() {
             let value = Value::Float(B::float_from_data($data, $device));
             return Handle::Managed(call::parameter(path, value));
         }
@@ -159,6 +165,11 @@ macro_rules! first {
             return bits::draw::<B>($shape, $distribution, $device, $dtype);
         }
     };
+    (float_device $x:ident) => {
+        if context::records() {
+            clock::AT_GRADIENT.set($x.is_passing_gradient());
+        }
+    };
     // Autodiff starts a backward pass with a tensor of one element.
     (float_ones $shape:ident $device:ident $dtype:ident) => {
         if $shape.num_elements() == 1 {
@@ -166,20 +177,10 @@ macro_rules! first {
         }
     };
     // The inner backend has no tape, so nothing has to run: a delivered tensor is returned unchanged.
-    (float_set_require_grad $x:ident $required:ident) => {
-        first!(float_detach $x)
-    };
-    (float_detach $x:ident) => {
-        if $x.is_delivered() {
-            return $x;
-        }
-    };
+    (float_set_require_grad $x:ident $required:ident) => { if_delivered!($x => $x) };
+    (float_detach $x:ident) => { if_delivered!($x => $x) };
     // Burn calls this for each parameter in `valid()`.
-    (float_is_require_grad $x:ident) => {
-        if $x.is_delivered() {
-            return false;
-        }
-    };
+    (float_is_require_grad $x:ident) => { if_delivered!($x => false) };
     // Only the shape of the weights is read, so delivered weights are not brought back: an empty tensor of their shape replaces them.
     (embedding_backward $weights:ident $gradient:ident $indices:ident) => {
         let $weights = match $weights.is_delivered() {
@@ -188,74 +189,56 @@ macro_rules! first {
         };
     };
     (float_transpose $x:ident) => {
-        if $x.is_delivered() {
+        if_delivered!($x => {
             let last = $x.rank() - 1;
             let swap = |y: &mut Promised<B>| y.permute(|dims| dims.swap(last - 1, last));
-            return on_use(OP, $x, swap, B::float_transpose);
-        }
+            on_use(OP, $x, swap, B::float_transpose)
+        })
     };
     (float_swap_dims $x:ident $a:ident $b:ident) => {
-        if $x.is_delivered() {
+        if_delivered!($x => {
             let swap = |y: &mut Promised<B>| y.permute(|dims| dims.swap($a, $b));
-            return on_use(OP, $x, swap, move |x| B::float_swap_dims(x, $a, $b));
-        }
+            on_use(OP, $x, swap, move |x| B::float_swap_dims(x, $a, $b))
+        })
     };
     (float_permute $x:ident $axes:ident) => {
-        if $x.is_delivered() {
+        if_delivered!($x => {
             let axes = $axes.to_vec();
             let order = |dims: &mut Vec<usize>| *dims = $axes.iter().map(|axis| dims[*axis]).collect();
-            return on_use(OP, $x, |y| y.permute(order), move |x| B::float_permute(x, &axes));
-        }
+            on_use(OP, $x, |y| y.permute(order), move |x| B::float_permute(x, &axes))
+        })
     };
-    (float_reshape $x:ident $shape:ident) => {
-        if $x.is_delivered() {
-            return in_shape(OP, $x, $shape, B::float_reshape);
-        }
-    };
-    (float_expand $x:ident $shape:ident) => {
-        if $x.is_delivered() {
-            return in_shape(OP, $x, $shape, B::float_expand);
-        }
-    };
+    (float_reshape $x:ident $shape:ident) => { if_delivered!($x => in_shape(OP, $x, $shape, B::float_reshape)) };
+    (float_expand $x:ident $shape:ident) => { if_delivered!($x => in_shape(OP, $x, $shape, B::float_expand)) };
     (float_cast $x:ident $dtype:ident) => {
-        if $x.is_delivered() {
+        if_delivered!($x => {
             let dtype = $dtype.into();
-            if let Some(cast) = $x.in_type(dtype) {
-                return cast;
+            match $x.in_type(dtype) {
+                Some(cast) => cast,
+                None if $x.dtype() == dtype => $x,
+                None => on_use(OP, $x, |y| y.dtype = dtype, move |x| B::float_cast(x, $dtype)),
             }
-            if $x.dtype() == dtype {
-                return $x;
-            }
-            return on_use(OP, $x, |y| y.dtype = dtype, move |x| B::float_cast(x, $dtype));
-        }
+        })
     };
     (float_to_device $x:ident $device:ident) => {
-        if $x.is_delivered() {
-            if $x.device() == *$device {
-                return $x;
-            }
+        if_delivered!($x => {
             let device = $device.clone();
-            return on_use(OP, $x, |y| y.device = $device.clone(), move |x| B::float_to_device(x, &device));
-        }
+            match $x.device() == device {
+                true => $x,
+                false => on_use(OP, $x, |y| y.device = $device.clone(), move |x| B::float_to_device(x, &device)),
+            }
+        })
     };
     ($($other:ident)*) => {};
 }
 
 /// One method.
 macro_rules! method {
-    ($trait:ident pass float_device($tensor:ident: $kind:tt) -> $ret:tt) => {
-        #[inline]
-        fn float_device($tensor: kind_type!($kind)) -> kind_type!($ret) {
-            if context::records() {
-                clock::AT_GRADIENT.set($tensor.is_passing_gradient());
-            }
-            $tensor.device()
-        }
-    };
     // The device is known without the storage.
     ($trait:ident pass $op:ident($tensor:ident: $kind:tt) -> Device) => {
         #[inline]
         fn $op($tensor: kind_type!($kind)) -> kind_type!(Device) {
+            first!($op $tensor);
             $tensor.device()
         }
     };

@@ -4,41 +4,39 @@
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops};
-use burn_backend::ops::AttentionModuleOptions;
+use burn_backend::ops::{AttentionModuleOptions, FloatTensorOps};
 use burn_backend::tensor::{BoolTensor, FloatTensor};
 use burn_backend::{Backend, Scalar, Shape, TensorMetadata, get_device_settings};
 
 use super::softmax::softmax_backward;
-use super::{AutodiffTensor, cast, raise, record};
+use super::{Tape, cast, raise, record};
 
-/// Whether [`attention`] computes it: no bias, no soft cap, and as many heads of keys and values as of queries.
-pub(super) fn is_fused<B: Backend>(
-    [query, key, value]: [&AutodiffTensor<B>; 3],
-    bias: Option<&AutodiffTensor<B>>,
-    options: &AttentionModuleOptions,
-) -> bool {
-    let heads = |x: &AutodiffTensor<B>| x.shape()[..2].to_vec();
-    let is_same = heads(query) == heads(key) && heads(query) == heads(value);
-    bias.is_none() && options.softcap.is_none() && is_same
-}
-
-/// `softmax(query keyᵀ scale) value`, the softmax in at least f32, 0 in rows that are masked in full.
-pub(super) fn attention<B: Backend>(
-    [query, key, value]: [AutodiffTensor<B>; 3],
-    mask: Option<BoolTensor<B>>,
+/// `softmax(query keyᵀ scale) value`, the softmax in at least f32, 0 in rows that are masked in full. Composed by `A` with a bias, a soft
+/// cap, or fewer heads of keys and values than of queries.
+pub(super) fn attention<A: Tape>(
+    query: FloatTensor<A>,
+    key: FloatTensor<A>,
+    value: FloatTensor<A>,
+    mask: Option<BoolTensor<A>>,
+    bias: Option<FloatTensor<A>>,
     options: AttentionModuleOptions,
-) -> AutodiffTensor<B> {
+) -> FloatTensor<A> {
+    let heads = |x: &FloatTensor<A>| x.shape()[..2].to_vec();
+    let is_same = heads(&query) == heads(&key) && heads(&query) == heads(&value);
+    if bias.is_some() || options.softcap.is_some() || !is_same {
+        return A::attention(query, key, value, mask, bias, options);
+    }
     let width = query.shape()[3];
-    let saved = Saved::<B> {
+    let saved = Saved::<A::InnerBackend> {
         query: query.primitive.clone(),
         key: key.primitive.clone(),
         value: value.primitive.clone(),
-        mask,
+        mask: mask.map(A::bool_inner),
         is_causal: options.is_causal,
         scale: options.scale.unwrap_or(1.0 / (width as f64).sqrt()),
     };
-    let probabilities = cast::<B>(saved.probabilities(), query.dtype());
-    let result = B::float_matmul(probabilities, value.primitive.clone());
+    let probabilities = cast::<A::InnerBackend>(saved.probabilities(), query.dtype());
+    let result = A::InnerBackend::float_matmul(probabilities, value.primitive.clone());
     record(Attention, [&query, &key, &value], saved, result)
 }
 

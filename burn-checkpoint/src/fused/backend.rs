@@ -58,87 +58,43 @@ impl<A: Tape> Backend for FusedBackward<A> {
     }
 }
 
+/// Methods that are those of `A`.
+macro_rules! forward {
+    ($($method:ident($($arg:ident: $type:ty),*) $(-> $ret:ty)?;)*) => {
+        $(fn $method($($arg: $type),*) $(-> $ret)? {
+            A::$method($($arg),*)
+        })*
+    };
+}
+
 impl<A: Tape> AutodiffBackend for FusedBackward<A> {
     type InnerBackend = A::InnerBackend;
     type Gradients = A::Gradients;
 
     burn_decorator::forward_inner!(A);
 
-    fn backward(loss: FloatTensor<Self>) -> Self::Gradients {
-        A::backward(loss)
-    }
-
-    fn grad(
-        tensor: &FloatTensor<Self>,
-        gradients: &Self::Gradients,
-    ) -> Option<FloatTensor<Self::InnerBackend>> {
-        A::grad(tensor, gradients)
-    }
-
-    fn grad_remove(
-        tensor: &FloatTensor<Self>,
-        gradients: &mut Self::Gradients,
-    ) -> Option<FloatTensor<Self::InnerBackend>> {
-        A::grad_remove(tensor, gradients)
-    }
-
-    fn grad_replace(
-        tensor: &FloatTensor<Self>,
-        gradients: &mut Self::Gradients,
-        gradient: FloatTensor<Self::InnerBackend>,
-    ) {
-        A::grad_replace(tensor, gradients, gradient);
-    }
-
-    fn inner(tensor: FloatTensor<Self>) -> FloatTensor<Self::InnerBackend> {
-        A::inner(tensor)
-    }
-
-    fn from_inner(tensor: FloatTensor<Self::InnerBackend>) -> FloatTensor<Self> {
-        A::from_inner(tensor)
+    forward! {
+        backward(loss: FloatTensor<Self>) -> Self::Gradients;
+        grad(tensor: &FloatTensor<Self>, gradients: &Self::Gradients) -> Option<FloatTensor<Self::InnerBackend>>;
+        grad_remove(tensor: &FloatTensor<Self>, gradients: &mut Self::Gradients) -> Option<FloatTensor<Self::InnerBackend>>;
+        grad_replace(tensor: &FloatTensor<Self>, gradients: &mut Self::Gradients, gradient: FloatTensor<Self::InnerBackend>);
+        inner(tensor: FloatTensor<Self>) -> FloatTensor<Self::InnerBackend>;
+        from_inner(tensor: FloatTensor<Self::InnerBackend>) -> FloatTensor<Self>;
     }
 }
 
 /// One method.
 macro_rules! method {
-    (softmax($($arg:ident: $kind:tt),*) -> $ret:tt) => {
-        fn softmax($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
-            softmax::softmax::<A::InnerBackend>($($arg),*)
+    ($module:ident: $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
+        fn $op($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
+            $module::$op::<A>($($arg),*)
         }
     };
-    (log_softmax($($arg:ident: $kind:tt),*) -> $ret:tt) => {
-        fn log_softmax($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
-            softmax::log_softmax::<A::InnerBackend>($($arg),*)
-        }
-    };
-    (softmin($tensor:ident: $kind:tt, $dim:ident: $type:tt) -> $ret:tt) => {
-        fn softmin($tensor: kind_type!($kind), $dim: kind_type!($type)) -> kind_type!($ret) {
-            softmax::softmax::<A::InnerBackend>(A::float_neg($tensor), $dim)
-        }
-    };
-    (layer_norm($($arg:ident: $kind:tt),*) -> $ret:tt) => {
-        fn layer_norm($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
-            layer_norm::layer_norm::<A::InnerBackend>($($arg),*)
-        }
-    };
-    (attention($query:ident: Float, $key:ident: Float, $value:ident: Float, $mask:ident: BoolOpt, $bias:ident: FloatOpt, $options:ident: $o:tt) -> $ret:tt) => {
-        fn attention(
-            $query: FloatTensor<Self>,
-            $key: FloatTensor<Self>,
-            $value: FloatTensor<Self>,
-            $mask: Option<BoolTensor<Self>>,
-            $bias: Option<FloatTensor<Self>>,
-            $options: AttentionModuleOptions,
-        ) -> FloatTensor<Self> {
-            let operands = [&$query, &$key, &$value];
-            if attention::is_fused::<A::InnerBackend>(operands, $bias.as_ref(), &$options) {
-                let operands = [$query, $key, $value];
-                let mask = $mask.map(A::bool_inner);
-                return attention::attention::<A::InnerBackend>(operands, mask, $options);
-            }
-            A::attention($query, $key, $value, $mask, $bias, $options)
-        }
-    };
+    (softmax $($row:tt)*) => { method! { softmax: softmax $($row)* } };
+    (log_softmax $($row:tt)*) => { method! { softmax: log_softmax $($row)* } };
+    (softmin $($row:tt)*) => { method! { softmax: softmin $($row)* } };
+    (layer_norm $($row:tt)*) => { method! { layer_norm: layer_norm $($row)* } };
+    (attention $($row:tt)*) => { method! { attention: attention $($row)* } };
     ($op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         #[inline]
         fn $op($($arg: kind_type!($kind)),*) -> kind_type!($ret) {

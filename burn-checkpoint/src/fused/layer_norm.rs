@@ -3,21 +3,22 @@
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops};
+use burn_backend::ops::ModuleOps;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, Shape, TensorMetadata};
 
-use super::{AutodiffTensor, cast, raise, record};
+use super::{Tape, cast, raise, record};
 
 /// `(tensor - mean) / sqrt(variance + epsilon) * gamma + beta` over the last dimension.
-pub(super) fn layer_norm<B: Backend>(
-    tensor: AutodiffTensor<B>,
-    gamma: AutodiffTensor<B>,
-    beta: Option<AutodiffTensor<B>>,
+pub(super) fn layer_norm<A: Tape>(
+    tensor: FloatTensor<A>,
+    gamma: FloatTensor<A>,
+    beta: Option<FloatTensor<A>>,
     epsilon: f64,
-) -> AutodiffTensor<B> {
+) -> FloatTensor<A> {
     let (x, scale) = (tensor.primitive.clone(), gamma.primitive.clone());
     let shift = beta.as_ref().map(|beta| beta.primitive.clone());
-    let result = B::layer_norm(x.clone(), scale.clone(), shift, epsilon);
+    let result = A::InnerBackend::layer_norm(x.clone(), scale.clone(), shift, epsilon);
     let state = (x, scale, epsilon);
     match &beta {
         Some(beta) => record(LayerNorm, [&tensor, &gamma, beta], state, result),

@@ -4,18 +4,25 @@ use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, unary};
 use burn_backend::Backend;
+use burn_backend::ops::ActivationOps;
 use burn_backend::tensor::FloatTensor;
 
-use super::{AutodiffTensor, record};
+use super::{Tape, record};
 
-pub(super) fn softmax<B: Backend>(tensor: AutodiffTensor<B>, dim: usize) -> AutodiffTensor<B> {
-    let result = B::softmax(tensor.primitive.clone(), dim);
-    record(Softmax, [&tensor], (result.clone(), dim), result)
+pub(super) fn softmax<A: Tape>(tensor: FloatTensor<A>, dim: usize) -> FloatTensor<A> {
+    let result = A::InnerBackend::softmax(tensor.primitive.clone(), dim);
+    let operation = FromResult(softmax_backward::<A::InnerBackend>);
+    record(operation, [&tensor], (result.clone(), dim), result)
 }
 
-pub(super) fn log_softmax<B: Backend>(tensor: AutodiffTensor<B>, dim: usize) -> AutodiffTensor<B> {
-    let result = B::log_softmax(tensor.primitive.clone(), dim);
-    record(LogSoftmax, [&tensor], (result.clone(), dim), result)
+pub(super) fn softmin<A: Tape>(tensor: FloatTensor<A>, dim: usize) -> FloatTensor<A> {
+    softmax::<A>(A::float_neg(tensor), dim)
+}
+
+pub(super) fn log_softmax<A: Tape>(tensor: FloatTensor<A>, dim: usize) -> FloatTensor<A> {
+    let result = A::InnerBackend::log_softmax(tensor.primitive.clone(), dim);
+    let operation = FromResult(log_softmax_backward::<A::InnerBackend>);
+    record(operation, [&tensor], (result.clone(), dim), result)
 }
 
 /// The gradient of the operand of a softmax, from the softmax and its gradient: `y (g - sum(y g))`.
@@ -29,32 +36,27 @@ pub(super) fn softmax_backward<B: Backend>(
     B::float_sub(product, B::float_mul(softmax, sum))
 }
 
-#[derive(Debug)]
-struct Softmax;
-
-impl<B: Backend> Backward<B, 1> for Softmax {
-    type State = (FloatTensor<B>, usize);
-
-    fn backward(self, ops: Ops<Self::State, 1>, gradients: &mut Gradients, _: &mut Checkpointer) {
-        let (softmax, dim) = ops.state;
-        unary::<B, _>(ops.parents, ops.node, gradients, |gradient| {
-            softmax_backward::<B>(softmax, gradient, dim)
-        });
-    }
+/// As [`softmax_backward`], of a log softmax: `g - exp(y) sum(g)`.
+fn log_softmax_backward<B: Backend>(
+    log_softmax: FloatTensor<B>,
+    gradient: FloatTensor<B>,
+    dim: usize,
+) -> FloatTensor<B> {
+    let sum = B::float_sum_dim(gradient.clone(), dim);
+    B::float_sub(gradient, B::float_mul(B::float_exp(log_softmax), sum))
 }
 
+/// An operation along a dimension, with the function of its result, the result's gradient and the dimension that is the operand's gradient.
 #[derive(Debug)]
-struct LogSoftmax;
+struct FromResult<T>(fn(T, T, usize) -> T);
 
-impl<B: Backend> Backward<B, 1> for LogSoftmax {
+impl<B: Backend> Backward<B, 1> for FromResult<FloatTensor<B>> {
     type State = (FloatTensor<B>, usize);
 
-    /// `g - exp(y) sum(g)`
     fn backward(self, ops: Ops<Self::State, 1>, gradients: &mut Gradients, _: &mut Checkpointer) {
-        let (log_softmax, dim) = ops.state;
+        let (result, dim) = ops.state;
         unary::<B, _>(ops.parents, ops.node, gradients, |gradient| {
-            let sum = B::float_sum_dim(gradient.clone(), dim);
-            B::float_sub(gradient, B::float_mul(B::float_exp(log_softmax), sum))
+            self.0(result, gradient, dim)
         });
     }
 }

@@ -142,7 +142,31 @@ pub fn linear_cross_entropy<B: Backend>(
     let compute = || {
         let (hidden, weight) = (untracked(hidden.clone()), untracked(weight.clone()));
         let bias = bias.clone().map(untracked);
-        in_chunks(hidden, weight, bias, wanted, &items, config)
+        // Cast once, not by each product, to the type that the backend gives a product of one element.
+        let element = hidden.clone().slice([0..1, 0..width]);
+        let element = element.matmul(weight.clone().slice([0..width, 0..1]));
+        let (hidden, weight) = (hidden.cast(element.dtype()), weight.cast(element.dtype()));
+
+        let mut loss = None;
+        let mut gradients = Gradients {
+            wanted,
+            ..Gradients::default()
+        };
+        let chunk_rows = config.chunk.rows(rows, width, classes);
+        for start in (0..rows).step_by(chunk_rows) {
+            let range = start..rows.min(start + chunk_rows);
+            let hidden = hidden.clone().slice([range.clone(), 0..width]);
+            let items = items.of_rows(range);
+            let logits = Logits::new(hidden.clone(), weight.clone(), bias.clone(), &items, config);
+            add_to(&mut loss, logits.loss.clone());
+            if wanted.any() {
+                gradients.add(logits.gradient(&items, config), hidden, &weight);
+            }
+        }
+        if wanted.hidden {
+            gradients.hidden = vec![Tensor::cat(gradients.hidden, 0)];
+        }
+        (loss.expect("at least one row"), gradients)
     };
     let (mut loss, mut gradients) = match context::records() {
         // Otherwise the tensors would belong to the outer scope, which evicts them.
@@ -173,41 +197,4 @@ impl Wanted {
     fn any(self) -> bool {
         self.hidden || self.weight || self.bias
     }
-}
-
-/// The loss and the gradients of constant operands.
-fn in_chunks<B: Backend>(
-    hidden: Tensor<B, 2>,
-    weight: Tensor<B, 2>,
-    bias: Option<Tensor<B, 1>>,
-    wanted: Wanted,
-    items: &Items<B>,
-    config: &LinearCrossEntropyLossConfig,
-) -> (Tensor<B, 1>, Gradients<B>) {
-    let [rows, width] = hidden.dims();
-    // Cast once, not by each product, to the type that the backend gives a product of one element.
-    let element = hidden.clone().slice([0..1, 0..width]);
-    let element = element.matmul(weight.clone().slice([0..width, 0..1]));
-    let (hidden, weight) = (hidden.cast(element.dtype()), weight.cast(element.dtype()));
-
-    let mut loss = None;
-    let chunk_rows = config.chunk.rows(rows, width, weight.dims()[1]);
-    let mut gradients = Gradients {
-        wanted,
-        ..Gradients::default()
-    };
-    for start in (0..rows).step_by(chunk_rows) {
-        let range = start..rows.min(start + chunk_rows);
-        let hidden = hidden.clone().slice([range.clone(), 0..width]);
-        let items = items.of_rows(range);
-        let logits = Logits::new(hidden.clone(), weight.clone(), bias.clone(), &items, config);
-        add_to(&mut loss, logits.loss.clone());
-        if wanted.any() {
-            gradients.add(logits.gradient(&items, config), hidden, &weight);
-        }
-    }
-    if wanted.hidden {
-        gradients.hidden = vec![Tensor::cat(gradients.hidden, 0)];
-    }
-    (loss.expect("at least one row"), gradients)
 }

@@ -118,16 +118,13 @@ impl TryFrom<Vec<Item>> for Plan {
 
     fn try_from(items: Vec<Item>) -> Result<Self, PlanError> {
         fn nodes(items: Vec<Item>, next: &mut usize) -> Result<Vec<Node>, PlanError> {
-            let node = |item| match item {
-                Item::Block(found) if found == *next => {
+            let node = |item| match (item, *next) {
+                (Item::Scope(inner), _) => nodes(inner, next).map(Node::Scope),
+                (Item::Block(found), expected) if found == expected => {
                     *next += 1;
                     Ok(Node::Block)
                 }
-                Item::Block(found) => Err(PlanError::Order {
-                    expected: *next,
-                    found,
-                }),
-                Item::Scope(inner) => nodes(inner, next).map(Node::Scope),
+                (Item::Block(found), expected) => Err(PlanError::Order { expected, found }),
             };
             items.into_iter().map(node).collect()
         }

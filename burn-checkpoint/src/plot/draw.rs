@@ -81,8 +81,7 @@ pub(super) fn draw(plot: &MemoryPlot<'_>, timeline: &Timeline, svg: &mut String)
         .axis_desc_style(font(14))
         .label_style(font(13))
         .draw()?;
-    for (number, points) in timeline.curves.values().enumerate() {
-        let color = LIVE[number % LIVE.len()];
+    for (points, color) in timeline.curves.values().zip(LIVE.iter().cycle()) {
         let column = end / f64::from(WIDTH - LEFT);
         let points = steps(points, column).into_iter();
         let points = points.map(|(at, bytes)| (at, unit.of(bytes)));
@@ -108,10 +107,13 @@ pub(super) fn draw(plot: &MemoryPlot<'_>, timeline: &Timeline, svg: &mut String)
     let across = |at: f64| chart.plotting_area().map_coordinate(&(at, 0.0)).0;
     for band in &timeline.bands {
         let top = bands_top + band.depth as u32 * band_height;
-        draw_band(&area, band, top as i32, band_height as i32, across)?;
+        let ends = [band.begin, band.end].map(across);
+        draw_band(&area, band, ends, top as i32, band_height as i32)?;
     }
     for (row, top) in timeline.rows.iter().zip((rows_top..).step_by(ROW as usize)) {
-        draw_row(&area, row, top as i32, unit, across)?;
+        let mut columns: Vec<i32> = row.at.iter().copied().map(across).collect();
+        columns.dedup();
+        draw_row(&area, row, &columns, top as i32, unit)?;
     }
     area.present()?;
     Ok(())
@@ -133,12 +135,12 @@ fn legend(area: &Picture<'_>, plot: &MemoryPlot<'_>, timeline: &Timeline, unit: 
         at += width + 22;
         Ok(())
     };
-    for (number, device) in timeline.curves.keys().enumerate() {
+    for (device, color) in timeline.curves.keys().zip(LIVE.iter().cycle()) {
         let text = match timeline.curves.len() {
             1 => "live".to_owned(),
             _ => format!("live, device {device}"),
         };
-        entry(text, LIVE[number % LIVE.len()].filled(), 4)?;
+        entry(text, color.filled(), 4)?;
     }
     if let Some(budget_bytes) = plot.budget_bytes {
         let text = format!("budget {}", unit.text(budget_bytes));
@@ -183,15 +185,8 @@ fn band_style(pass: Pass, color: RGBColor) -> ShapeStyle {
     }
 }
 
-fn draw_band(
-    area: &Picture<'_>,
-    band: &Band,
-    top: i32,
-    height: i32,
-    across: impl Fn(f64) -> i32,
-) -> Drawn {
-    let (left, right) = (across(band.begin), across(band.end));
-    let right = right.max(left + 2);
+fn draw_band(area: &Picture<'_>, band: &Band, ends: [i32; 2], top: i32, height: i32) -> Drawn {
+    let [left, right] = [ends[0], ends[1].max(ends[0] + 2)];
     let color = SCOPES[band.scope % SCOPES.len()];
     let corners = [(left, top + 1), (right - 1, top + height - 2)];
     area.draw(&Rectangle::new(corners, band_style(band.pass, color)))?;
@@ -206,21 +201,13 @@ fn draw_band(
     Ok(())
 }
 
-fn draw_row(
-    area: &Picture<'_>,
-    row: &Row,
-    top: i32,
-    unit: Unit,
-    across: impl Fn(f64) -> i32,
-) -> Drawn {
+fn draw_row(area: &Picture<'_>, row: &Row, columns: &[i32], top: i32, unit: Unit) -> Drawn {
     let (name, color, count) = (row.name, row.color, row.at.len());
     let text = format!("{name}: {count} tensors, {}", unit.text(row.bytes));
     let left = (LEFT + MARGIN) as i32;
     area.draw(&Text::new(text, (left, top), font(12).color(&color)))?;
 
-    let mut columns: Vec<i32> = row.at.iter().map(|at| across(*at)).collect();
-    columns.dedup();
-    for x in columns {
+    for &x in columns {
         let tick = vec![(x, top + 16), (x, top + 29)];
         area.draw(&PathElement::new(tick, color.stroke_width(1)))?;
     }
