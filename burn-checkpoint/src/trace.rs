@@ -152,6 +152,7 @@ pub fn collective<R>(op: &'static str, sent: impl Fn() -> u64, wait: impl FnOnce
 }
 
 /// Adds an event if this thread records.
+#[cold]
 pub(crate) fn emit(kind: EventKind, bytes: u64, live_bytes: u64, device: Option<DeviceId>) {
     RECORDINGS.with_borrow_mut(|recordings| {
         while let Some((start, events)) = recordings.last() {
