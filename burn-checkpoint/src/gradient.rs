@@ -15,8 +15,8 @@ pub struct Gradient(Arc<Marked>);
 struct Marked {
     /// The step in whose backward pass it was made.
     step: u64,
-    /// Whether it was made there of nothing else, such as the zeros that gradients are added to: what is computed from it need not be a
-    /// gradient.
+    /// Whether it was made there of nothing, such as the zeros that gradients are added to. What is computed from it need not be a gradient,
+    /// and it counts until the training loop ends the step, as a node does.
     is_constant: bool,
     /// Whether a reshape of it is a view.
     is_contiguous: bool,
@@ -28,7 +28,7 @@ struct Marked {
 
 /// Where the bytes of a storage are counted.
 enum Counted {
-    /// By the counters of its device, with their budget, and how often gradients were retired before.
+    /// By the counters of its device, with their budget, and how often such tensors were retired before.
     Here(Arc<MemoryStats>, u64),
     /// By the tensor that this is a view of.
     By(Gradient),
@@ -43,7 +43,11 @@ impl Gradient {
         is_constant: bool,
         is_contiguous: bool,
     ) -> Option<Self> {
-        let retired = memory.budget()?.gradients.lock().add(extent.bytes);
+        let retired = memory
+            .budget()?
+            .marked(is_constant)
+            .lock()
+            .add(extent.bytes);
         memory.counts.add(extent.bytes);
         let counted = Counted::Here(memory, retired);
         Some(Self(Arc::new(Marked {
@@ -123,10 +127,14 @@ impl Drop for Marked {
     fn drop(&mut self) {
         match &self.counted {
             Counted::Here(memory, retired) => {
+                let bytes = self.extent.bytes;
                 if let Some(budget) = memory.budget()
-                    && budget.gradients.lock().remove(self.extent.bytes, *retired)
+                    && budget
+                        .marked(self.is_constant)
+                        .lock()
+                        .remove(bytes, *retired)
                 {
-                    memory.counts.remove(self.extent.bytes);
+                    memory.counts.remove(bytes);
                 }
             }
             Counted::By(owner) => {

@@ -37,7 +37,9 @@ pub(crate) struct Budget {
     /// Whether the backward pass of the step under way has begun.
     differentiated: AtomicBool,
     pub counts: Arc<Counts>,
-    pub gradients: Mutex<Gradients>,
+    /// Gradients, and constants of backward, that are no nodes.
+    gradients: Mutex<Gradients>,
+    constants: Mutex<Gradients>,
     /// Bytes that were live when nothing more could be evicted.
     stuck: AtomicU64,
     nodes: Mutex<Nodes>,
@@ -130,6 +132,7 @@ impl Budget {
             differentiated: AtomicBool::new(false),
             counts,
             gradients: Mutex::default(),
+            constants: Mutex::default(),
             stuck: AtomicU64::new(u64::MAX),
             nodes: Mutex::default(),
             places: AtomicU64::new(0),
@@ -217,10 +220,23 @@ impl Budget {
     /// A step ends: every live tensor is state. It loses its recipe and is no longer counted.
     pub fn step_ends(&self) {
         self.ends_step();
+        self.counts.remove(self.constants.lock().retire());
         for node in self.alive() {
             node.settle();
             node.retire();
         }
+    }
+
+    /// The gradients or the constants of backward that are no nodes.
+    pub fn marked(&self, is_constant: bool) -> &Mutex<Gradients> {
+        match is_constant {
+            true => &self.constants,
+            false => &self.gradients,
+        }
+    }
+
+    fn marked_bytes(&self) -> u64 {
+        self.gradients.lock().bytes + self.constants.lock().bytes
     }
 
     fn alive(&self) -> Vec<Arc<dyn AnyEntry>> {
@@ -233,8 +249,7 @@ impl Budget {
     fn look(&self, op: &'static str, bytes: u64) {
         if self.settings.fraction.is_some() {
             let alive = self.alive();
-            let gradients_bytes = self.gradients.lock().bytes;
-            let need = Need::of(&alive, op, bytes, gradients_bytes);
+            let need = Need::of(&alive, op, bytes, self.marked_bytes());
             self.needs.look(alive.len(), need);
         }
     }
@@ -326,8 +341,7 @@ impl Budget {
         if !strict && !self.needs.is_clearly_larger(self.live() + bytes) {
             return;
         }
-        let gradients_bytes = self.gradients.lock().bytes;
-        let mut need = Need::of(&self.alive(), op, bytes, gradients_bytes);
+        let mut need = Need::of(&self.alive(), op, bytes, self.marked_bytes());
         // Nothing more can be evicted: all else that is live stays.
         let counted = need.bytes() - need.result_bytes;
         need.kept_bytes += self.live().saturating_sub(counted);
