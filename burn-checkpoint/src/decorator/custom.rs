@@ -22,7 +22,8 @@ impl<B: Backend> Remat<B> {
     ///
     /// # Cost
     ///
-    /// That of an operation of Burn's: outside of scopes and budgets a clone of `run`'s `Arc`, inside two allocations, its node and its recipe, and one for each operand that is not managed.
+    /// As an operation of Burn's, and one allocation more: outside of scopes and budgets none, inside three, for its node, its recipe and
+    /// `run`, and one for each operand that is not managed.
     ///
     /// # Panics
     ///
