@@ -1,4 +1,5 @@
-//! Gradients. They are not computed again, so most are no nodes: a handle has the tensor itself, and the budget counts the bytes.
+//! Gradients, and constants that backward makes, such as the zeros that gradients are added to. They are not computed again, so most are no
+//! nodes: a handle has the tensor itself, and the budget counts the bytes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,15 +9,15 @@ use crate::extent::Extent;
 use crate::memory::MemoryStats;
 
 /// The mark of a tensor that was computed from gradients under a budget: a gradient, and after its step a parameter or state of an optimizer.
-/// The bytes of its storage count until all handles of it and of its views are dropped, or its step is over.
+/// Or that of a constant of backward. The bytes of its storage count until all handles of it and of its views are dropped, or its step is over:
+/// for a gradient when the next forward pass begins, for a constant when the training loop ends the step.
 #[derive(Clone)]
 pub struct Gradient(Arc<Marked>);
 
 struct Marked {
     /// The step in whose backward pass it was made.
     step: u64,
-    /// Whether it was made there of nothing, such as the zeros that gradients are added to. What is computed from it need not be a gradient,
-    /// and it counts until the training loop ends the step, as a node does.
+    /// Whether it is new there, or computed from such tensors alone and without a recipe: what is computed from it need not be a gradient.
     is_constant: bool,
     /// Whether a reshape of it is a view.
     is_contiguous: bool,

@@ -21,9 +21,9 @@ use crate::{call, context};
 
 /// A tensor of [`Remat`](crate::Remat): the inner backend's, or a managed one, whose storage may be evicted and brought back.
 pub enum Handle<B: Backend, K: Kind<B>> {
-    /// The inner backend's tensor, with its mark if it was computed from gradients under a budget.
+    /// The inner backend's tensor, with its mark if it is a gradient or a constant of backward under a budget.
     Resident(Held<K::Primitive>, Option<Gradient>),
-    /// A tensor that was made in a scope, or under a budget if it is no gradient.
+    /// A tensor that was made in a scope, or under a budget if it has no mark.
     Managed(Managed<B>),
 }
 
@@ -170,7 +170,10 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     /// Whether it is a gradient with a single handle: an intermediate one of autodiff.
     pub(crate) fn is_passing_gradient(&self) -> bool {
         match self {
-            Self::Resident(_, gradient) => gradient.as_ref().is_some_and(Gradient::has_one_handle),
+            Self::Resident(_, gradient) => {
+                let is_passing = |mark: &Gradient| !mark.is_constant() && mark.has_one_handle();
+                gradient.as_ref().is_some_and(is_passing)
+            }
             Self::Managed(managed) => {
                 let meta = &managed.node().meta;
                 meta.lineage == Lineage::Gradient && meta.users() == 1

@@ -49,8 +49,8 @@
 //! *storage* may be evicted and restored. Its *recipe* is the operation with its input handles, and is dropped when no replay can need it.
 //! Autodiff's tape holds handles, so backward brings tensors back by using them: no nested backward pass, no hook, no annotation.
 //!
-//! - A gradient under a budget, and what backward makes of nothing, such as zeros, is never computed again: its handle has the tensor, and
-//!   the budget counts the bytes. It is a node where it may move to the host, in a scope, where it has to be found by its operation, in a
+//! - Under a budget a gradient, and a constant that backward makes, such as zeros, is never computed again: its handle has the tensor, and the
+//!   budget counts the bytes. It is a node where it may move to the host, in a scope, where it has to be found by its operation, in a
 //!   trace or by a budget that retries, and if it is one of several results.
 //! - A tensor that is [`delivered()`] has storage during its uses only, and so do views and casts of it, in and outside of scopes.
 //! - A tensor that cannot be computed again keeps its storage as long as a handle or a recipe refers to it.

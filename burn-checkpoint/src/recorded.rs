@@ -146,6 +146,9 @@ impl<B: Backend> AnyEntry for Node<B> {
         let Storage::Host(copy) = &mut state.storage else {
             return false;
         };
+        if copy.ahead.is_some() {
+            return true;
+        }
         // Uploads only data that has arrived, so it does not wait.
         if !copy.prefetch(&self.meta.device) {
             return false;

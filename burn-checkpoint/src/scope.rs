@@ -90,14 +90,18 @@ pub fn evict(tensors: &impl Outputs) {
 }
 
 fn run<R: Outputs>(policy: Policy, label: Option<String>, region: impl FnOnce() -> R) -> R {
-    /// A scope of the trace; whether it is open: after a panic it is closed without its end, because its tensors are being dropped.
-    struct Scope(bool);
+    /// A scope of the trace. After a panic it is still open, and closed without its end, because its tensors are being dropped.
+    struct Scope {
+        is_open: bool,
+    }
     impl Drop for Scope {
         fn drop(&mut self) {
-            if self.0 {
+            if self.is_open {
                 context::pop();
             }
-            trace::emit(EventKind::ScopeEnd, 0, 0, None);
+            if trace::is_on() {
+                trace::emit(EventKind::ScopeEnd, 0, 0, None);
+            }
         }
     }
     if trace::is_on() {
@@ -105,7 +109,7 @@ fn run<R: Outputs>(policy: Policy, label: Option<String>, region: impl FnOnce() 
         trace::emit(EventKind::ScopeBegin { label }, 0, 0, None);
     }
     context::push(policy);
-    let mut scope = Scope(true);
+    let mut scope = Scope { is_open: true };
     let results = region();
     let (touched, kept) = outputs::collect(&results);
     if touched > 0 && !context::met() {
@@ -117,7 +121,7 @@ fn run<R: Outputs>(policy: Policy, label: Option<String>, region: impl FnOnce() 
             );
         });
     }
-    scope.0 = false;
+    scope.is_open = false;
     if let Some(frame) = context::pop() {
         end(frame, kept);
     }

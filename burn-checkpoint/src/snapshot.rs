@@ -61,7 +61,7 @@ pub(crate) struct InUse {
     scopes: Vec<String>,
     /// The parameter in use, as an owner ends with it.
     after: String,
-    /// Each tensor apart.
+    /// One entry for each tensor.
     nodes: HashMap<(DeviceId, u64), Holder>,
     /// Dropped nodes whose storage a view keeps.
     viewed: Vec<(DeviceId, u64)>,

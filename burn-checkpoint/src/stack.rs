@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-/// Entries of guards, by the tickets that identify them: the newest is in force.
+/// Entries of guards, by their tickets, of which no two are the same at one time: the newest is in force.
 pub(crate) struct Stack<T>(BTreeMap<u64, T>);
 
 impl<T> Stack<T> {

@@ -80,7 +80,7 @@ pub(crate) struct Counts {
     pub lowest: AtomicU64,
     /// All else since the last reset; live and peak bytes, which every operation changes, are 0 here.
     others: Mutex<RematStats>,
-    /// The counters that count the same and more: a device's are a part of the thread's, a thread's of the process's.
+    /// The counters that these are a part of: a device's of the thread's, a thread's of the process's.
     whole: Option<Arc<Counts>>,
 }
 
@@ -155,15 +155,15 @@ impl Counts {
     }
 }
 
-/// The bytes of a budget's gradients that count.
+/// Bytes that marks count, of gradients or of constants.
 #[derive(Default)]
-pub(crate) struct Gradients {
+pub(crate) struct MarkedBytes {
     pub bytes: u64,
     retired: u64,
 }
 
-impl Gradients {
-    /// Adds a storage. Returns how often gradients were retired before.
+impl MarkedBytes {
+    /// Adds a storage. Returns how often such storages were retired before.
     #[inline]
     pub fn add(&mut self, bytes: u64) -> u64 {
         self.bytes += bytes;
@@ -180,7 +180,7 @@ impl Gradients {
         counts
     }
 
-    /// Gradients are state from now on: none of them counts any more. Returns their bytes.
+    /// All are state from now on: none counts any more. Returns their bytes.
     pub fn retire(&mut self) -> u64 {
         self.retired += 1;
         std::mem::take(&mut self.bytes)

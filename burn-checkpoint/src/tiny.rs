@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use crate::entry::AnyEntry;
 
-/// A tiny tensor has at most a 16th of the bytes of the scope's largest one, and the tiny ones, the smallest first, a 16th of all bytes.
+/// A tiny tensor has at most a 16th of the bytes of the scope's largest one, and the tiny ones together, the smallest first,
+/// a 16th of all bytes.
 const PART: u64 = 16;
 
 /// A scope that made fewer bytes is not searched for tiny tensors: they can hold no more than these bytes.

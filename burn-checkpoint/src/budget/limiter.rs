@@ -17,7 +17,7 @@ use crate::clock::{self, Lineage};
 use crate::entry::{self, AnyEntry};
 use crate::error::{Need, size};
 use crate::snapshot::Snapshot;
-use crate::stats::{Counts, Gradients};
+use crate::stats::{Counts, MarkedBytes};
 
 /// After a search that found too little to evict, the next one waits until live bytes have grown by one part in so many.
 const CHANGED: u64 = 64;
@@ -37,9 +37,10 @@ pub(crate) struct Budget {
     /// Whether the backward pass of the step under way has begun.
     differentiated: AtomicBool,
     pub counts: Arc<Counts>,
-    /// Gradients, and constants of backward, that are no nodes.
-    gradients: Mutex<Gradients>,
-    constants: Mutex<Gradients>,
+    /// Of gradients that are no nodes.
+    gradients: Mutex<MarkedBytes>,
+    /// Of constants of backward that are no nodes.
+    constants: Mutex<MarkedBytes>,
     /// Bytes that were live when nothing more could be evicted.
     stuck: AtomicU64,
     nodes: Mutex<Nodes>,
@@ -228,15 +229,15 @@ impl Budget {
     }
 
     /// The gradients or the constants of backward that are no nodes.
-    pub fn marked(&self, is_constant: bool) -> &Mutex<Gradients> {
+    pub fn marked(&self, is_constant: bool) -> &Mutex<MarkedBytes> {
         match is_constant {
             true => &self.constants,
             false => &self.gradients,
         }
     }
 
-    fn marked_bytes(&self) -> u64 {
-        self.gradients.lock().bytes + self.constants.lock().bytes
+    fn marked_bytes(&self) -> [u64; 2] {
+        [&self.gradients, &self.constants].map(|marked| marked.lock().bytes)
     }
 
     fn alive(&self) -> Vec<Arc<dyn AnyEntry>> {

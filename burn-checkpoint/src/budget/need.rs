@@ -18,12 +18,13 @@ const CLEARLY: u64 = 16;
 const LOOKS: u64 = 32;
 
 impl Need {
-    /// The need of the operation under way, which is about to make `result_bytes`, given the bytes of gradients that are no nodes.
+    /// The need of the operation under way, which is about to make `result_bytes`, given the bytes of gradients and of
+    /// constants that are no nodes.
     pub(super) fn of(
         alive: &[Arc<dyn AnyEntry>],
         op: &'static str,
         result_bytes: u64,
-        gradients_bytes: u64,
+        [gradients_bytes, constants_bytes]: [u64; 2],
     ) -> Self {
         let now = clock::now();
         // Of the reasons why the views of a storage stay, the strongest counts.
@@ -53,7 +54,7 @@ impl Need {
             op,
             result_bytes,
             kept_bytes: of(Why::Kept),
-            random_bytes: of(Why::Random),
+            random_bytes: constants_bytes + of(Why::Random),
             gradients_bytes: gradients_bytes + of(Why::Gradient),
             in_use_bytes: of(Why::InUse),
         }

@@ -44,7 +44,7 @@ pub(crate) struct Call<B: Backend> {
     pub(super) order: Order,
     /// For a view in a scope that may offload: what it is a view of.
     pub(super) viewed: Option<Box<Viewed<B>>>,
-    /// Whether a constant of this backward pass is among the operands, or the result is one.
+    /// Whether the result is a constant of this backward pass if it has no recipe: it is new, or an operand is one.
     pub(super) is_constant: bool,
     /// Bytes of the largest operand.
     pub(super) largest: u64,
@@ -133,7 +133,7 @@ impl<B: Backend> Call<B> {
     }
 
     /// As [`Self::begin`], for a new tensor that takes `room`: a function of plain arguments. It is recorded in forward passes; in backward
-    /// and in the optimizer it is a gradient or state, and at once written to.
+    /// and in the optimizer it is a constant, and at once written to.
     pub fn begin_new(&mut self, room: Room) {
         self.memory = room.make(self.op);
         if let Some(cost) = &mut self.cost {
@@ -223,9 +223,18 @@ impl<B: Backend> Call<B> {
             Some(Shares::Leaf | Shares::With(_)) => true,
             None | Some(Shares::Own) => trace::is_on() || self.retrying().is_some(),
         };
-        let is_constant = self.is_constant && self.origin == Origin::Fixed;
-        let is_gradient = self.lineage == Lineage::Gradient;
-        if is_node || !(is_gradient || is_constant) || self.op_context.region.is_some() {
+        let in_scope = self.op_context.region.is_some();
+        let is_constant = self.lineage != Lineage::Gradient;
+        let is_marked = match &self.shares {
+            _ if is_node => false,
+            _ if !is_constant => !in_scope,
+            // No recipe keeps the storage, so the view has to be what counts it.
+            Some(Shares::Gradient(constant)) if constant.is_constant() => {
+                self.origin == Origin::Fixed
+            }
+            _ => self.is_constant && self.origin == Origin::Fixed && !in_scope,
+        };
+        if !is_marked {
             return None;
         }
         let memory = self.memory_on(&value.device().unwrap_or_default());
@@ -237,7 +246,7 @@ impl<B: Backend> Call<B> {
         let is_contiguous = self.is_contiguous();
         match &self.shares {
             Some(Shares::Gradient(gradient)) => Some(gradient.view(extent, is_contiguous)),
-            _ => Gradient::new(memory, extent, step, !is_gradient, is_contiguous),
+            _ => Gradient::new(memory, extent, step, is_constant, is_contiguous),
         }
     }
 

@@ -11,7 +11,7 @@ use crate::unwound::Held;
 pub(crate) enum Results<'a, B: Backend> {
     One(Option<Managed<B>>),
     Many(std::vec::IntoIter<Option<Managed<B>>>),
-    /// What the operation returned: moving a value copies some 200 bytes.
+    /// What the operation returned: moving a value copies more than 100 bytes.
     Gradient(&'a mut Value<B>, Option<Gradient>),
 }
 

@@ -59,7 +59,7 @@ pub fn profile_tail<B: AutodiffBackend, const D: usize>(
     loss: impl FnOnce(Tensor<B, D>) -> Tensor<B, 1>,
 ) -> TailProfile {
     context::without_budget(|| {
-        let tail = step(&x, loss, |loss| loss);
+        let tail = step(&x.detach(), loss, |loss| loss);
         TailProfile {
             peak_bytes: tail.forward_peak_bytes.max(tail.backward_peak_bytes),
             gradient_bytes: tail.gradient_bytes,

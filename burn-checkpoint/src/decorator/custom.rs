@@ -22,8 +22,8 @@ impl<B: Backend> Remat<B> {
     ///
     /// # Cost
     ///
-    /// As an operation of Burn's, and one allocation more: outside of scopes and budgets none, inside three, for its node, its recipe and
-    /// `run`, and one for each operand that is not managed.
+    /// Outside of scopes and budgets none of its own. Inside three allocations, one more than an operation of Burn's: its node, its recipe and
+    /// `run`; and one for each operand that is not managed.
     ///
     /// # Panics
     ///

@@ -2,7 +2,7 @@
 
 use burn::backend::Autodiff;
 use burn::tensor::Tensor;
-use burn_checkpoint::{MemoryBudget, Remat, RematStats, trace};
+use burn_checkpoint::{MemoryBudget, Policy, Remat, RematStats, checkpoint_with, trace};
 use burn_flex::Flex;
 
 use crate::many::{Ctc, Lstm, Step};
@@ -119,6 +119,22 @@ fn a_step_repeats_the_evictions_of_the_one_before() {
             counts[9]
         );
         drop(recording);
+    }
+}
+
+/// A view in a scope that keeps it is all that is left of zeros that backward made: it has their bytes, traced or not.
+#[test]
+fn a_view_of_a_constant_counts_its_bytes() {
+    for traced in [false, true] {
+        let budget = MemoryBudget::bytes(u64::MAX / 2).install();
+        let _recording = traced.then(trace::record);
+        let x = Tensor::<B, 1>::ones([4], &Default::default()).require_grad();
+        let _grads = x.sum().backward();
+        let zeros = Tensor::<Remat<Flex>, 2>::zeros([64, 64], &Default::default());
+        let view = checkpoint_with(Policy::Keep, || zeros.reshape([4096]));
+        let live = budget.live_bytes();
+        drop::<Tensor<_, 1>>(view);
+        assert_eq!(live - budget.live_bytes(), 16384, "{traced}");
     }
 }
 
