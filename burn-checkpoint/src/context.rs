@@ -290,11 +290,7 @@ pub(crate) fn push(policy: Policy) {
         let parent = context.frames.last().map(|frame| frame.region.clone());
         FLAGS.with(|flags| flags.met.set(flags.met.get() && parent.is_some()));
         context.frames.push(Frame {
-            region: Arc::new(Region {
-                policy,
-                parent,
-                calls: Mutex::default(),
-            }),
+            region: Arc::new(Region::new(policy, parent)),
             nodes: Vec::new(),
             sizes: Sizes::default(),
         });

@@ -9,15 +9,15 @@ use crate::extent::Extent;
 use crate::memory::MemoryStats;
 
 /// The mark of a tensor that was computed from gradients under a budget: a gradient, and after its step a parameter or state of an optimizer.
-/// Or that of a constant of backward. The bytes of its storage count until all handles of it and of its views are dropped, or its step is over:
-/// for a gradient when the next forward pass begins, for a constant when the training loop ends the step.
+/// Also that of a constant of backward. The bytes of the storage count until all handles of it and of its views are dropped: those of a gradient
+/// at most until the next forward pass begins, those of a constant until the training loop ends the step.
 #[derive(Clone)]
 pub struct Gradient(Arc<Marked>);
 
 struct Marked {
     /// The step in whose backward pass it was made.
     step: u64,
-    /// Whether it is new there, or computed from such tensors alone and without a recipe: what is computed from it need not be a gradient.
+    /// Whether it is new there, or computed from such a tensor without a recipe. What is computed from it need not be a gradient.
     is_constant: bool,
     /// Whether a reshape of it is a view.
     is_contiguous: bool,

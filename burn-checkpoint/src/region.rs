@@ -11,12 +11,20 @@ use crate::policy::Policy;
 /// The code that runs in one checkpoint scope. Its tensors refer to it, also after its end.
 pub(crate) struct Region {
     pub policy: Policy,
-    pub parent: Option<Arc<Region>>,
+    parent: Option<Arc<Region>>,
     /// How often each operation was called, for policies that depend on it.
-    pub calls: Mutex<FxHashMap<u64, u32>>,
+    calls: Mutex<FxHashMap<u64, u32>>,
 }
 
 impl Region {
+    pub fn new(policy: Policy, parent: Option<Arc<Region>>) -> Self {
+        Self {
+            policy,
+            parent,
+            calls: Mutex::default(),
+        }
+    }
+
     /// Counts a call of an operation. Returns its number, from 0.
     pub fn call(&self, op: &OpInfo) -> u32 {
         if !self.policy.asks() {

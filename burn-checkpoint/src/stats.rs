@@ -11,8 +11,8 @@ use crate::verify;
 
 /// The memory that managed tensors occupy, and what it takes to evict them and bring them back.
 ///
-/// Counted per thread and device: apart for ranks that are threads sharing a device. A tensor is counted where it was made, even if another
-/// thread brings it back.
+/// Counted per thread and device: ranks that are threads sharing a device have separate counters. A tensor is counted where it was made,
+/// even if another thread brings it back.
 ///
 /// ```
 /// use burn_checkpoint::{Remat, RematStats, checkpoint};

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::entry::AnyEntry;
 
 /// A tiny tensor has at most a 16th of the bytes of the scope's largest one, and the tiny ones together, the smallest first,
-/// a 16th of all bytes.
+/// a 16th of all bytes made in the scope.
 const PART: u64 = 16;
 
 /// A scope that made fewer bytes is not searched for tiny tensors: they can hold no more than these bytes.

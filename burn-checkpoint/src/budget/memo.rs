@@ -9,8 +9,7 @@ const MOST: usize = 1 << 17;
 /// The searches of the last step.
 #[derive(Default)]
 pub(super) struct Memo {
-    /// The key of each, the end of its part of `evicted`, and whether it has made the room that it was for.
-    searches: Vec<(u64, usize, bool)>,
+    searches: Vec<Search>,
     /// The evicted nodes, search after search.
     evicted: Vec<Place>,
     /// The last place before this step, and the last one before the previous step.
@@ -25,10 +24,21 @@ pub(super) struct Memo {
 /// A node's place among the results of its budget.
 #[derive(Clone, Copy)]
 enum Place {
-    /// Of a node that each step makes, from the step's begin. It wraps around: a step may make nodes before its begin is noticed.
+    /// Of a node that each step makes, counted from the step's begin. The difference wraps around, because a step may make nodes before its
+    /// begin is noticed.
     Relative(u64),
     /// Of a node older than the previous step, whose place is the same in all steps.
     Absolute(u64),
+}
+
+/// A search, and what it has evicted.
+#[derive(Clone, Copy, Default)]
+struct Search {
+    key: u64,
+    /// The end of its part of `evicted`.
+    end: usize,
+    /// Whether it has made the room that it was for.
+    made_room: bool,
 }
 
 impl Memo {
@@ -44,26 +54,29 @@ impl Memo {
 
     /// If the step before has made a search with this key at this point: the places of what it has evicted, and whether that made the room.
     pub fn repeat(&mut self, key: u64) -> Option<(impl Iterator<Item = u64>, bool)> {
-        let same = |(own, ..): &&(u64, usize, bool)| self.repeats && *own == key;
-        let (_, end, made_room) = *self.searches.get(self.repeated).filter(same)?;
-        let begin = self.end_of(self.repeated);
+        let search = self.searches.get(self.repeated).filter(|_| self.repeats)?;
+        if search.key != key {
+            return None;
+        }
+        let (begin, search) = (self.end_of(self.repeated), *search);
         self.repeated += 1;
+        let places = self.evicted[begin..search.end].iter();
         let before = self.before;
-        let places = self.evicted[begin..end].iter();
         let places = places.map(move |place| match place {
             Place::Relative(place) => before.wrapping_add(*place),
             Place::Absolute(place) => *place,
         });
-        Some((places, made_room))
+        Some((places, search.made_room))
     }
 
     /// The end of the evictions of so many searches.
     fn end_of(&self, searches: usize) -> usize {
-        let last = searches.checked_sub(1);
-        last.map_or(0, |last| self.searches[last].1)
+        let last = searches.checked_sub(1).map(|last| self.searches[last]);
+        last.unwrap_or_default().end
     }
 
-    /// From here on the step differs from the one before. If the repeated search `goes_on`, it is remembered anew when it ends, all of it.
+    /// From here on the step differs from the one before. If the repeated search `goes_on`, it is remembered anew when it ends, with what it
+    /// has evicted so far.
     pub fn differs(&mut self, goes_on: bool) {
         if std::mem::take(&mut self.repeats) {
             self.evicted.truncate(self.end_of(self.repeated));
@@ -81,9 +94,14 @@ impl Memo {
         }
     }
 
+    /// Remembers a search that is over.
     pub fn ends(&mut self, key: u64, made_room: bool) {
         if self.evicted.len() < MOST && self.searches.len() < MOST {
-            self.searches.push((key, self.evicted.len(), made_room));
+            self.searches.push(Search {
+                key,
+                end: self.evicted.len(),
+                made_room,
+            });
         }
     }
 }

@@ -213,7 +213,7 @@ impl<B: Backend> Call<B> {
         Results::One(Some(self.enter(node)))
     }
 
-    /// Counts the only result, if it is a gradient and need not be a node. It has to be one in a scope, which may move it to the host, and where
+    /// Counts the only result, if it is a gradient or a constant of backward, and need not be a node. It has to be one in a scope, which may move it to the host, and where
     /// it has to be found by its operation: in a trace, and where operations are tried again.
     fn gradient(&mut self, value: &Value<B>) -> Option<Gradient> {
         let step = self.op_context.step?;
@@ -224,15 +224,14 @@ impl<B: Backend> Call<B> {
             None | Some(Shares::Own) => trace::is_on() || self.retrying().is_some(),
         };
         let in_scope = self.op_context.region.is_some();
-        let is_constant = self.lineage != Lineage::Gradient;
+        let is_gradient = self.lineage == Lineage::Gradient;
+        let is_fixed = self.origin == Origin::Fixed;
         let is_marked = match &self.shares {
             _ if is_node => false,
-            _ if !is_constant => !in_scope,
+            _ if is_gradient => !in_scope,
             // No recipe keeps the storage, so the view has to be what counts it.
-            Some(Shares::Gradient(constant)) if constant.is_constant() => {
-                self.origin == Origin::Fixed
-            }
-            _ => self.is_constant && self.origin == Origin::Fixed && !in_scope,
+            Some(Shares::Gradient(owner)) if owner.is_constant() => is_fixed,
+            _ => self.is_constant && is_fixed && !in_scope,
         };
         if !is_marked {
             return None;
@@ -246,7 +245,7 @@ impl<B: Backend> Call<B> {
         let is_contiguous = self.is_contiguous();
         match &self.shares {
             Some(Shares::Gradient(gradient)) => Some(gradient.view(extent, is_contiguous)),
-            _ => Gradient::new(memory, extent, step, is_constant, is_contiguous),
+            _ => Gradient::new(memory, extent, step, !is_gradient, is_contiguous),
         }
     }
 
