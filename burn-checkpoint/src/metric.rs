@@ -73,7 +73,7 @@ fn since_now(name: &str, about: &'static str, read: fn(RematStats) -> f64) -> Ga
 /// `training.metric_train_numeric(HoldersMetric::new())`.
 ///
 /// It counts the tensors of scopes, under a [`MemoryBudget`](crate::MemoryBudget) all tensors. The Learner computes metrics on a thread of
-/// its own, so a value may be that of a step later.
+/// its own, so a read may come while the next step runs: then the next value is of what is left of that step.
 ///
 /// # Cost
 ///
