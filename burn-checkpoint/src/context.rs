@@ -261,11 +261,6 @@ fn counters() -> Vec<Arc<MemoryStats>> {
     CONTEXT.with_borrow(|context| context.counters.clone())
 }
 
-/// Checks which copies to the host have arrived, and drops the recipes that they replace.
-pub(crate) fn copies_arrived() {
-    counters().iter().for_each(|memory| memory.prefetch.poll());
-}
-
 /// Begins a forward or backward pass. Returns the thread's new step, `None` without a budget.
 pub(crate) fn begin(phase: Phase) -> Option<Step> {
     let installed = CONTEXT.with_borrow(|context| context.budget().cloned())?;

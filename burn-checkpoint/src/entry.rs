@@ -23,8 +23,6 @@ pub(crate) trait AnyEntry: Send + Sync {
     fn offload(self: Arc<Self>) -> bool;
     /// Returns the tensor that this is a view or reshaped copy of, made resident, if this node holds its storage and it was evicted.
     fn restore_viewed(&self) -> Option<Arc<dyn AnyEntry>>;
-    /// Whether the read to the host is over. If it gave the data, the recipe is dropped.
-    fn is_read(&self) -> bool;
     /// Uploads the host copy before its use, if it is complete. Returns whether it is on the device now.
     fn prefetch(&self) -> bool;
     /// Marks its storage as a candidate for eviction. Returns the node that counts the storage's bytes, if it was not marked before.

@@ -24,10 +24,10 @@ pub enum RematError {
         .0.op, .0.number, .0.dtype, .0.shape
     )]
     HostCopyDiffers(OpResult),
-    /// A tensor whose copy in host memory could not be made, and that cannot be computed again.
+    /// A tensor whose copy in host memory could not be made. It is gone: this step cannot go on.
     #[error(
-        "the result of `{}`, {:?} of shape {:?}, could not be read to the host: {reason}; what such a failure must not cost is to be kept on \
-         the device with `Policy::per_operation`",
+        "the result of `{}`, {:?} of shape {:?}, could not be read to the host: {reason}; `Policy::Recompute` or `Policy::Keep` \
+         needs no reads",
         .result.op, .result.dtype, .result.shape
     )]
     HostCopyLost {

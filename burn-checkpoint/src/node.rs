@@ -102,10 +102,6 @@ impl<B: Backend> Node<B> {
         self.recipe.lock().clone()
     }
 
-    pub fn has_recipe(&self) -> bool {
-        self.recipe.lock().is_some()
-    }
-
     /// Drops the recipe: it is not needed any more.
     pub fn forget_recipe(&self) {
         let recipe = self.recipe.lock().take();

@@ -51,8 +51,7 @@ pub enum Policy {
     ///
     /// # Errors
     ///
-    /// A tensor whose copy cannot be read is computed again. If that is not possible, its use panics with
-    /// [`RematError::HostCopyLost`](crate::RematError::HostCopyLost).
+    /// The use of a tensor whose copy could not be read panics with [`RematError::HostCopyLost`](crate::RematError::HostCopyLost).
     Offload,
     /// Keeps everything, for use inside scopes that evict, and counts it in [`RematStats`](crate::RematStats) and traces.
     Keep,

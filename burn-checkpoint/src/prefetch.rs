@@ -1,6 +1,6 @@
 //! Which host copies backward will use, and in which order: the next ones are uploaded before their use.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Weak;
 
 use parking_lot::Mutex;
@@ -21,31 +21,12 @@ struct Queue {
     waiting: BTreeMap<u64, Weak<dyn AnyEntry>>,
     /// Copies that were uploaded before their use.
     ahead: BTreeSet<u64>,
-    /// Copies that were under way at the last poll or were added since, in order.
-    underway: VecDeque<Weak<dyn AnyEntry>>,
 }
 
 impl Prefetch {
     /// Adds a copy that has been started, while its node is locked.
     pub fn add(&self, id: u64, node: Weak<dyn AnyEntry>) {
-        let mut queue = self.0.lock();
-        queue.waiting.insert(id, node.clone());
-        queue.underway.push_back(node);
-    }
-
-    /// Checks whether reads are over, in their order.
-    pub fn poll(&self) {
-        loop {
-            let first = self.0.lock().underway.front().cloned();
-            let Some(first) = first else { return };
-            if first.upgrade().is_some_and(|node| !node.is_read()) {
-                return;
-            }
-            let mut queue = self.0.lock();
-            if queue.underway.front().is_some_and(|now| now.ptr_eq(&first)) {
-                queue.underway.pop_front();
-            }
-        }
+        self.0.lock().waiting.insert(id, node);
     }
 
     /// Removes a copy that was dropped or used.

@@ -108,10 +108,10 @@ impl<B: Backend> AnyEntry for Node<B> {
         prefetch.add(self.meta.id, own);
         drop(state);
         drop(vacated);
+        self.forget_recipe();
         let counts = &self.meta.memory.counts;
         counts.count(|stats| stats.offloaded_bytes += bytes);
         self.meta.emit(EventKind::Offload, bytes);
-        prefetch.poll();
         true
     }
 
@@ -127,18 +127,6 @@ impl<B: Backend> AnyEntry for Node<B> {
         owner.meta.storage_added();
         drop(state);
         Some(owner.clone())
-    }
-
-    fn is_read(&self) -> bool {
-        let is_read = match &mut self.state.lock().storage {
-            Storage::Host(copy) => copy.arrived().map(Result::is_ok),
-            Storage::Resident(_) | Storage::Evicted => return true,
-        };
-        // Evictions by a budget depend on recipes, and must not depend on when copies arrive: a use then drops the recipe.
-        if is_read == Some(true) && self.meta.memory.budget().is_none() {
-            self.forget_recipe();
-        }
-        is_read.is_some()
     }
 
     fn prefetch(&self) -> bool {

@@ -99,7 +99,8 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
         Ok(value) => value,
         Err(reason) => {
             drop(state);
-            return lost(node, reason);
+            let result = meta.result();
+            panic!("{}", RematError::HostCopyLost { result, reason });
         }
     };
     state.restores += u32::from(!verify::is_rehearsing());
@@ -120,7 +121,6 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
     }
     drop(state);
     drop(unneeded);
-    node.forget_recipe();
     if !ahead {
         meta.uploaded();
     }
@@ -132,24 +132,6 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
         meta.memory.prefetch.asked_for(meta.id);
     }
     true
-}
-
-/// Called if a host copy could not be read: prepares the node to be computed again, or panics if it has no recipe.
-fn lost<B: Backend>(node: &Arc<Node<B>>, reason: String) -> bool {
-    let meta = &node.meta;
-    let result = meta.result();
-    let error = RematError::HostCopyLost { result, reason };
-    assert!(node.has_recipe(), "{error}");
-    log::warn!("{error}; it is computed once more");
-    let mut state = node.state();
-    let storage = match &state.storage {
-        Storage::Host(_) => std::mem::replace(&mut state.storage, Storage::Evicted),
-        Storage::Resident(_) | Storage::Evicted => return state.is_resident(),
-    };
-    state.origin = Origin::Recorded;
-    drop(state);
-    drop(storage);
-    false
 }
 
 /// In verify mode: replays a node that is about to be evicted, and compares. It is resident after it as before.

@@ -6,7 +6,7 @@ use burn_backend::{Backend, BackendTypes};
 
 use crate::handle::Handle;
 use crate::kind::{Bool, Float, Int, Quant};
-use crate::{context, download, unwound};
+use crate::{download, unwound};
 
 /// A backend whose tensors can leave memory and come back: `Autodiff<Remat<Cuda>>`.
 ///
@@ -32,7 +32,6 @@ impl<B: Backend> BackendTypes for Remat<B> {
 fn idle() {
     unwound::free();
     download::finish();
-    context::copies_arrived();
 }
 
 #[deny(clippy::missing_trait_methods)]
