@@ -1,13 +1,10 @@
-//! Tensors that no recorded operation computes: random numbers, data, delivered tensors; and views and casts of delivered tensors.
+//! Tensors that no recorded operation computes: parameters and delivered tensors, and views and casts of delivered tensors.
 
 use std::sync::Arc;
 
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, DeviceOps, Shape, TensorMetadata};
 
-use super::recorded::Call;
-use super::results::Results;
-use crate::clock::Phase;
 use crate::context;
 use crate::entry::Origin;
 use crate::extent::Extent;
@@ -18,24 +15,6 @@ use crate::op::OpInfo;
 use crate::recipe::Upload;
 use crate::request::{DELIVERED, Request};
 use crate::work::Work;
-
-/// Counts a tensor that cannot be computed again.
-pub(crate) fn fixed<'a, B: Backend>(
-    op: &'static OpInfo,
-    value: &'a mut Value<B>,
-) -> Results<'a, B> {
-    let mut call = Call::new(op);
-    // The tensor is never computed again, so nothing asks what it costs.
-    call.cost = None;
-    if let Some(step) = call.op_context.step
-        && step.phase == Phase::Backward
-        && op.name.ends_with("from_data")
-        && value.shape().num_elements() > 1
-    {
-        call.op_context.step = context::begin(Phase::Forward);
-    }
-    call.results(value, None)
-}
 
 /// A parameter with a name. It is not counted, as other parameters are not.
 pub(crate) fn parameter<B: Backend>(path: &'static OpInfo, value: Value<B>) -> Managed<B> {

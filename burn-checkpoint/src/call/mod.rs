@@ -12,7 +12,7 @@ mod results;
 mod room;
 mod shares;
 
-pub(crate) use given::{Promised, delivered, derived, fixed, in_type, parameter};
+pub(crate) use given::{Promised, delivered, derived, in_type, parameter};
 pub(crate) use recorded::Call;
 pub(crate) use results::Results;
 pub(crate) use room::Room;

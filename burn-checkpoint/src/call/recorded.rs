@@ -141,7 +141,7 @@ impl<B: Backend> Call<B> {
         }
         if let Some(step) = self.op_context.step {
             let is_seed =
-                self.op.name == "float_ones" && room.is_scalar() && !clock::AT_GRADIENT.get();
+                self.op.name == "float_ones" && room.elements() == 1 && !clock::AT_GRADIENT.get();
             if is_seed {
                 // Autodiff starts a backward pass with it.
                 self.op_context.step = context::begin(Phase::Backward);
@@ -155,6 +155,21 @@ impl<B: Backend> Call<B> {
         if !self.op_context.keeps {
             self.origin = Origin::Recorded;
         }
+    }
+
+    /// As [`Self::begin`], for a new tensor that takes `room` and cannot be computed again: random numbers, or data, which begin a forward
+    /// pass.
+    pub fn begin_fixed(&mut self, room: Room) {
+        if let Some(step) = self.op_context.step
+            && step.phase == Phase::Backward
+            && self.op.name.ends_with("from_data")
+            && room.elements() > 1
+        {
+            self.op_context.step = context::begin(Phase::Forward);
+        }
+        // Nothing asks what it costs.
+        self.cost = None;
+        self.memory = room.make(self.op);
     }
 
     /// Begins an operation whose arguments were seen: brings operands back, and decides what becomes of the result: whether it has a recipe.
@@ -189,7 +204,7 @@ impl<B: Backend> Call<B> {
     }
 
     /// The result, without a recipe if it is never evicted.
-    pub(super) fn results<'a>(
+    pub fn results<'a>(
         &mut self,
         value: &'a mut Value<B>,
         recipe: Option<Arc<dyn Recipe<B>>>,

@@ -14,6 +14,8 @@ pub(crate) struct Room {
     device: Option<DeviceId>,
     elements: u64,
     element_bytes: u64,
+    /// Those of the data, which may be packed.
+    data_bytes: u64,
 }
 
 impl Room {
@@ -31,8 +33,8 @@ impl Room {
     }
 
     pub fn data(&mut self, data: &TensorData) {
-        self.elements = data.as_bytes().len() as u64;
-        self.element_bytes = 1;
+        self.elements = data.num_elements() as u64;
+        self.data_bytes = data.as_bytes().len() as u64;
     }
 
     pub fn range(&mut self, range: &std::ops::Range<i64>) {
@@ -45,12 +47,11 @@ impl Room {
     }
 
     pub fn bytes(&self) -> u64 {
-        self.elements * self.element_bytes
+        self.elements * self.element_bytes + self.data_bytes
     }
 
-    /// Whether the result is one number.
-    pub fn is_scalar(&self) -> bool {
-        self.elements == 1
+    pub fn elements(&self) -> u64 {
+        self.elements
     }
 
     /// Makes this room, if an argument named the device. Returns its counters.

@@ -8,7 +8,7 @@ use burn_backend::{
 };
 
 use crate::again::again;
-use crate::call::{self, Call};
+use crate::call::{Call, Room};
 use crate::context;
 use crate::handle::Handle;
 use crate::kind::{Float, Int, Value};
@@ -55,7 +55,9 @@ pub(super) fn draw<B: Backend>(
     let pack = || Value::Int(pack::<B>(numbers.clone(), packed, device));
     let mut bits = again(&memory, DRAW, pack, pack);
     // Two handles until the end: an operand without other references would be given up for its result.
-    let bits: Handle<B, Int> = call::fixed::<B>(DRAW, &mut bits).expect();
+    let mut call = Call::<B>::new(DRAW);
+    call.begin_fixed(Room::default());
+    let bits: Handle<B, Int> = call.results(&mut bits, None).expect();
     let handles = (bits.clone(), bits);
     let mut call = Call::<B>::new(NUMBERS);
     handles.0.show(&mut call);

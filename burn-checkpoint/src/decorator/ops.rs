@@ -15,7 +15,6 @@ use super::backend::Remat;
 use super::bits;
 use super::operands::{by_form, delivered, each, inner, load, room, save, show, sources};
 use super::results::{handles, plain, value};
-use crate::again::again;
 use crate::call::{self, Call, Promised, Results};
 use crate::handle::Handle;
 use crate::kind::{Float, Value};
@@ -78,22 +77,11 @@ macro_rules! managed {
     (fixed $op:ident($($arg:ident: $kind:tt),*) -> FutureBool) => {};
     (fixed $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         if context::records() {
-            let mut room = call::Room::default();
-            $(by_form!(room $kind $arg, room);)*
-            let memory = room.make(OP).filter(|memory| memory.retries());
-            let mut value = match memory {
-                None => value!($ret B::$op($(by_form!(inner $kind $arg)),*)),
-                Some(memory) => {
-                    let saved = ($(by_form!(save $kind $arg),)*);
-                    let run = || {
-                        let ($($arg,)*) = &saved;
-                        value!($ret B::$op($(by_form!(load $kind $arg)),*))
-                    };
-                    again(&memory, OP, run, run)
-                }
-            };
-            let mut results = call::fixed::<B>(OP, &mut value);
-            return handles!($ret results);
+            recorded!($op($($arg: $kind),*) -> $ret, call => {
+                let mut room = call::Room::default();
+                $(by_form!(room $kind $arg, room);)*
+                call.begin_fixed(room);
+            });
         }
     };
     (new $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {

@@ -43,3 +43,18 @@ fn the_classes_are_what_they_say() {
         }
     }
 }
+
+/// What [`Policy::KeepCompute`](burn_checkpoint::Policy::KeepCompute) keeps: the products of PyTorch's selective activation checkpointing, and no
+/// more, for the tape of a block is mostly the rest.
+#[test]
+fn compute_is_products() {
+    let expected = "attention conv1d conv1d_weight_backward conv1d_x_backward conv2d conv2d_weight_backward conv2d_x_backward \
+        conv3d conv3d_weight_backward conv3d_x_backward conv_transpose1d conv_transpose1d_weight_backward conv_transpose1d_x_backward \
+        conv_transpose2d conv_transpose2d_weight_backward conv_transpose2d_x_backward conv_transpose3d \
+        conv_transpose3d_weight_backward conv_transpose3d_x_backward deform_conv2d deform_conv2d_backward float_matmul int_matmul \
+        linear linear_weight_backward linear_x_backward q_matmul";
+    let compute = op_table().filter(|op| op.work == Work::Compute);
+    let mut found: Vec<_> = compute.map(|op| op.name).collect();
+    found.sort();
+    assert_eq!(found.join(" "), expected);
+}
