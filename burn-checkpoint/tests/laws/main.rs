@@ -13,6 +13,7 @@ mod input;
 mod long;
 #[path = "../many/mod.rs"]
 mod many;
+mod metrics;
 mod models;
 mod order;
 #[path = "../operations/probe/mod.rs"]
