@@ -20,30 +20,20 @@ fn size(bytes: u64) -> String {
     format!("{number:.digits$} MiB")
 }
 
-/// A trace of these events, each with the bytes that it adds.
-fn trace(events: impl IntoIterator<Item = (EventKind, i64)>) -> Vec<Event> {
-    let mut live_bytes = 0;
-    let event = |(kind, bytes): (_, i64)| {
-        live_bytes += bytes;
-        let scope = matches!(kind, EventKind::ScopeBegin { .. } | EventKind::ScopeEnd);
-        Event {
-            at: Duration::ZERO,
-            kind,
-            bytes: bytes.unsigned_abs(),
-            live_bytes: live_bytes as u64,
-            device: (!scope).then(|| DeviceId::new(0, 0)),
-        }
-    };
-    events.into_iter().map(event).collect()
-}
-
-fn traced(node: u64) -> Traced {
+/// An event of one operation, by its number.
+fn event(kind: fn(Traced) -> EventKind, node: u64, bytes: u64, live_bytes: u64) -> Event {
     let op = "float_matmul";
-    Traced { op, node }
+    Event {
+        at: Duration::ZERO,
+        kind: kind(Traced { op, node }),
+        bytes,
+        live_bytes,
+        device: Some(DeviceId::new(0, 0)),
+    }
 }
 
-fn alloc(node: u64) -> EventKind {
-    EventKind::Alloc(traced(node), Kind::Activation)
+fn alloc(traced: Traced) -> EventKind {
+    EventKind::Alloc(traced, Kind::Activation)
 }
 
 /// The texts of a picture; checks that it is well-formed and has only finite numbers.
@@ -110,15 +100,16 @@ fn nothing_recorded_is_an_empty_picture() {
     let none = texts(&MemoryPlot::new(&[]).svg());
     let is_empty = |text: &String| text.ends_with("peak 0.00 KiB");
     assert!(none.iter().any(is_empty), "{none:?}");
-    texts(&MemoryPlot::new(&trace([(alloc(0), 10)])).svg());
+    texts(&MemoryPlot::new(&[event(alloc, 0, 10, 10)]).svg());
 }
 
 #[test]
 fn a_long_trace_is_a_small_picture() {
-    let mib = MIB as i64;
-    let evict = |node| EventKind::Evict(traced(node));
-    let events = (0..200_000).flat_map(|node| [(alloc(node), mib), (evict(node), -mib)]);
-    let svg = MemoryPlot::new(&trace(events)).svg();
+    let events = (0..200_000).flat_map(|node| {
+        let evict = event(EventKind::Evict, node, MIB, 0);
+        [event(alloc, node, MIB, MIB), evict]
+    });
+    let svg = MemoryPlot::new(&events.collect::<Vec<_>>()).svg();
     assert!(svg.len() < 600_000, "{}", svg.len());
     assert!(texts(&svg).contains(&"peak 1.00 MiB".to_owned()));
 }
