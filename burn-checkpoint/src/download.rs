@@ -11,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
 use burn_backend::ops::TransactionPrimitive;
-use burn_backend::{Backend, Bytes, ExecutionError, Shape, StreamId, TensorData, read_sync};
+use burn_backend::{Backend, Bytes, Shape, StreamId, TensorData, read_sync};
 use burn_decorator::reading_stream;
 
 use crate::kind::Value;
@@ -97,19 +97,26 @@ impl<B: Backend> AnyBatch for Batch<B> {
         reads.sort_by_key(|(value, _)| place(value));
         let viewed = |(value, sender): (Value<B>, _)| ((value.shape(), sender), value.view());
         let (senders, views): (Vec<_>, Vec<_>) = reads.into_iter().map(viewed).unzip();
-        // The read begins here, and is polled by the job.
-        let all = transaction(views);
+        // All reads begin here and are polled by the job; single ones only if the transaction fails, which does not report what failed.
+        let together = (views.len() > 1).then(|| transaction(&views));
+        let reads = senders.into_iter().zip(views);
+        let reads = reads.filter_map(|(sender, view)| Some((view.download()?, sender)));
+        let reads: Vec<_> = reads.collect();
         Box::new(move || {
-            let read = || read_sync(all).map_err(|error| error.to_string());
-            let panicked = |_| Err("the backend panicked".to_owned());
-            let mut read = catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(panicked);
-            for (shape, sender) in senders {
-                let one = match &mut read {
-                    Ok(all) => Ok(shared(all.next().expect("one for each"), shape)),
-                    Err(reason) => Err(reason.clone()),
+            let read = || read_sync(together?);
+            let mut all = catch_unwind(AssertUnwindSafe(read)).ok().flatten();
+            for (download, (shape, sender)) in reads {
+                let one = || {
+                    let data = match all.as_mut().and_then(Iterator::next) {
+                        Some(data) => data,
+                        None => read_sync(download).map_err(|error| error.to_string())?,
+                    };
+                    Ok(shared(data, shape))
                 };
+                let panicked = |_| Err("the backend panicked".to_owned());
+                let read = catch_unwind(AssertUnwindSafe(one)).unwrap_or_else(panicked);
                 // The tensor may have been dropped meanwhile.
-                let _ = sender.send(one);
+                let _ = sender.send(read);
             }
         })
     }
@@ -141,15 +148,13 @@ fn place<B: Backend>(value: &Value<B>) -> usize {
     }
 }
 
-/// The data of all of these.
+/// The data of all of these; `None` if any cannot be read.
 fn transaction<B: Backend>(
-    values: Vec<Value<B>>,
-) -> impl Future<Output = Result<impl Iterator<Item = TensorData> + use<B>, ExecutionError>>
-+ Send
-+ use<B> {
+    values: &[Value<B>],
+) -> impl Future<Output = Option<impl Iterator<Item = TensorData> + use<B>>> + Send + use<B> {
     let mut all = TransactionPrimitive::<B>::new(vec![], vec![], vec![], vec![]);
     for value in values {
-        match value {
+        match value.clone() {
             Value::Float(x) => all.read_floats.push(x),
             Value::Quant(x) => all.read_qfloats.push(*x),
             Value::Int(x) => all.read_ints.push(x),
@@ -159,9 +164,9 @@ fn transaction<B: Backend>(
     }
     let read = B::tr_execute(all);
     async move {
-        let data = read.await?;
+        let data = read.await.ok()?;
         let floats = data.read_floats.into_iter().chain(data.read_qfloats);
-        Ok(floats.chain(data.read_ints).chain(data.read_bools))
+        Some(floats.chain(data.read_ints).chain(data.read_bools))
     }
 }
 

@@ -19,7 +19,7 @@ pub(crate) trait AnyEntry: Send + Sync {
     fn evict(&self);
     /// In verify mode: replays this node, which is about to be evicted, and compares.
     fn rehearse(self: Arc<Self>);
-    /// Starts to move the storage to host memory. Returns whether it did.
+    /// Starts to move the storage to host memory, and drops the recipe. Returns whether it did.
     fn offload(self: Arc<Self>) -> bool;
     /// Returns the tensor that this is a view or reshaped copy of, made resident, if this node holds its storage and it was evicted.
     fn restore_viewed(&self) -> Option<Arc<dyn AnyEntry>>;

@@ -129,8 +129,8 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     ///
     /// # Panics
     ///
-    /// If it cannot be brought back: an operation of the inner backend failed, a delivery failed, or a copy could not be
-    /// read. The tensor does not change, and the next use tries again.
+    /// If it cannot be brought back: an operation of the inner backend, an upload or a delivery failed, which the next use tries again; or its
+    /// copy could not be read, at each use.
     #[inline]
     pub fn into_inner(self) -> K::Primitive {
         match self {

@@ -87,8 +87,6 @@ impl<B: Backend> AnyEntry for Node<B> {
     }
 
     fn offload(self: Arc<Self>) -> bool {
-        let own = Arc::downgrade(&self);
-        let prefetch = &self.meta.memory.prefetch;
         let mut state = self.state.lock();
         let Storage::Resident(value) = &state.storage else {
             return false;
@@ -105,13 +103,15 @@ impl<B: Backend> AnyEntry for Node<B> {
         }
         let bytes = self.meta.bytes;
         let vacated = vacate(&self.meta, &mut state);
-        prefetch.add(self.meta.id, own);
+        let own = Arc::downgrade(&self);
+        self.meta.memory.prefetch.add(self.meta.id, own);
         drop(state);
         drop(vacated);
-        self.forget_recipe();
         let counts = &self.meta.memory.counts;
         counts.count(|stats| stats.offloaded_bytes += bytes);
         self.meta.emit(EventKind::Offload, bytes);
+        // After the event: what the recipe alone refers to is freed.
+        self.forget_recipe();
         true
     }
 

@@ -135,6 +135,9 @@ impl<B: Backend> Call<B> {
     /// As [`Self::begin`], for a new tensor that takes `room`: a function of plain arguments. It is recorded in forward passes; in backward
     /// and in the optimizer it is a constant, and at once written to.
     pub fn begin_new(&mut self, room: Room) {
+        if self.op.work == Work::Fixed {
+            return self.begin_fixed(room);
+        }
         self.memory = room.make(self.op);
         if let Some(cost) = &mut self.cost {
             cost.expected = Some(room.bytes());
@@ -157,8 +160,7 @@ impl<B: Backend> Call<B> {
         }
     }
 
-    /// As [`Self::begin`], for a new tensor that takes `room` and cannot be computed again: random numbers, or data, which begin a forward
-    /// pass.
+    /// As [`Self::begin_new`], for what cannot be computed again, such as random numbers. Data of more than one element begins a forward pass.
     pub fn begin_fixed(&mut self, room: Room) {
         if let Some(step) = self.op_context.step
             && step.phase == Phase::Backward

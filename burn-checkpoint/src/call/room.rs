@@ -14,7 +14,7 @@ pub(crate) struct Room {
     device: Option<DeviceId>,
     elements: u64,
     element_bytes: u64,
-    /// Those of the data, which may be packed.
+    /// Bytes of the data, which may be packed.
     data_bytes: u64,
 }
 

@@ -54,10 +54,10 @@ pub(super) fn draw<B: Backend>(
     let numbers = again(&memory, DRAW, draw, draw);
     let pack = || Value::Int(pack::<B>(numbers.clone(), packed, device));
     let mut bits = again(&memory, DRAW, pack, pack);
-    // Two handles until the end: an operand without other references would be given up for its result.
     let mut call = Call::<B>::new(DRAW);
-    call.begin_fixed(Room::default());
+    call.begin_fixed(Room::default()); // room was made above
     let bits: Handle<B, Int> = call.results(&mut bits, None).expect();
+    // Two handles until the end: an operand without other references would be given up for its result.
     let handles = (bits.clone(), bits);
     let mut call = Call::<B>::new(NUMBERS);
     handles.0.show(&mut call);

@@ -2,7 +2,7 @@
 //!
 //! Outside of scopes and budgets a method calls the inner backend and no more. Inside, a row whose result can be computed
 //! again (every work class but `fixed` and `pass`) is recorded: its operands are saved for a recipe, and its result becomes a
-//! node. So is a row whose operands are all [delivered](crate::delivered()), anywhere.
+//! node. So is a row whose operands are all [delivered](crate::delivered()), anywhere. The result of a `fixed` row is a node without a recipe.
 #![deny(clippy::missing_trait_methods)]
 
 use std::sync::Arc;
@@ -76,13 +76,7 @@ macro_rules! managed {
     (fixed $op:ident($($arg:ident: $kind:tt),*) -> FutureFloat) => {};
     (fixed $op:ident($($arg:ident: $kind:tt),*) -> FutureBool) => {};
     (fixed $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
-        if context::records() {
-            recorded!($op($($arg: $kind),*) -> $ret, call => {
-                let mut room = call::Room::default();
-                $(by_form!(room $kind $arg, room);)*
-                call.begin_fixed(room);
-            });
-        }
+        managed!(new $op($($arg: $kind),*) -> $ret);
     };
     (new $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         if context::records() {

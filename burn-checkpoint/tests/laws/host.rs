@@ -1,7 +1,6 @@
 //! What a scope moves to host memory: what moves, in which order it comes back, and what happens when a transfer fails.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
@@ -148,18 +147,46 @@ fn what_cannot_be_read_is_named() {
     }
 }
 
+/// Within backward too: the next step is right.
+#[test]
+fn a_copy_is_late_or_lost_in_backward() {
+    let step = |reads| {
+        let run = || chain::<B>(&Policy::Offload, 3, |loss| loss.backward());
+        catch_unwind(AssertUnwindSafe(|| {
+            with_transfers(reads, Writes::Right, run)
+        }))
+    };
+    for reads in [Reads::LaterNever, Reads::LaterPanic, Reads::Later] {
+        RematStats::reset_thread();
+        match step(reads) {
+            Ok(found) => assert!(reads == Reads::Later && found == plain(3)),
+            Err(panic) => {
+                let message = message(panic);
+                assert!(
+                    message.contains("could not be read"),
+                    "{reads:?}: {message}"
+                );
+            }
+        }
+        assert_eq!(RematStats::of_thread().live_bytes, 0, "{reads:?}");
+    }
+    assert_eq!(RematStats::of_thread().replayed_operations, 0);
+}
+
 /// What a tensor was computed from is not kept for one that moves to the host.
 #[test]
 fn what_moves_to_the_host_needs_no_inputs() {
     let _generator = generator();
     RematStats::reset_thread();
     let mut kept = None;
+    let mut expected = None;
     checkpoint_with(Policy::Offload, || {
         let x = Tensor::<B, 1>::random([64], Distribution::Default, &Default::default());
+        expected = Some(x.clone().exp().into_data());
         kept = Some(x.exp());
     });
     assert_eq!(RematStats::of_thread().live_bytes, 0);
-    assert!(kept.is_some());
+    assert_eq!(kept.map(Tensor::into_data), expected);
 }
 
 /// What ran in a backward pass, in order.
@@ -241,13 +268,11 @@ fn the_thread_that_trains_looks_for_no_copy() {
     assert!(gradient_bits(&x, &grads) == plain);
 }
 
-const SCOPES: usize = 3;
-
 /// The bits of a gradient through scopes that are long: what they move does not fit besides what they make.
 fn long_scopes<A: AutodiffBackend>() -> Bits {
     let x = input::<A>().require_grad();
     let mut y = x.clone();
-    for _ in 0..SCOPES {
+    for _ in 0..3 {
         y = checkpoint_with(Policy::Offload, || {
             (0..12).fold(y.clone().matmul(y) * 0.1, |y, _| y.tanh() * 1.1)
         });
@@ -292,8 +317,7 @@ fn offloading_within_a_budget() {
         let peak = budget.peak_bytes();
         drop(budget);
         assert_eq!(RematStats::of_thread().live_bytes, 0, "{bytes}");
-        let reads = take_counts().get("tr_execute").copied().unwrap_or(0);
-        (peak, kinds, reads)
+        (peak, kinds, take_counts()["float_into_data"])
     };
     let (unlimited, _, _) = limited(u64::MAX / 2);
     let (floor, _, _) = limited(0);
@@ -314,14 +338,12 @@ fn offloading_within_a_budget() {
             let all = kinds.iter().filter(|(kind, _, _)| *kind == name);
             all.map(|(_, _, node)| *node).collect()
         };
-        let moved = of("offload");
-        let distinct: BTreeSet<_> = moved.iter().collect();
-        assert_eq!(
-            moved.len(),
-            distinct.len(),
-            "{percent} %: each is moved once"
-        );
-        assert!(reads <= SCOPES, "{percent} %: {reads} reads");
+        // One read is the test's.
+        let mut moved = of("offload");
+        assert_eq!(moved.len() + 1, reads, "{percent} %");
+        moved.sort_unstable();
+        moved.dedup();
+        assert_eq!(moved.len() + 1, reads, "{percent} %: each is moved once");
         again += of("upload").len().saturating_sub(moved.len());
         println!(
             "{percent} %: {peak} of {limit} ({floor} to {unlimited}), {reads} reads, {} uploads",
