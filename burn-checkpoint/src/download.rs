@@ -19,7 +19,7 @@ use crate::kind::Value;
 /// What a read gave: the data, whose clones share one allocation, or why it could not be read.
 pub(crate) type Read = Result<TensorData, String>;
 
-/// Tensors that are read in one transaction.
+/// Tensors of one device that are read in one transaction: some backends read all by the first one's device.
 struct Batch<B: Backend>(Vec<(Value<B>, SyncSender<Read>)>);
 
 /// A [`Batch`] of any backend.
@@ -44,7 +44,9 @@ pub(crate) fn add<B: Backend>(value: &Value<B>) -> Receiver<Read> {
     BATCHES.with_borrow_mut(|batches| {
         for batch in batches.iter_mut() {
             let batch: &mut dyn Any = &mut **batch;
-            if let Some(Batch::<B>(reads)) = batch.downcast_mut() {
+            if let Some(Batch::<B>(reads)) = batch.downcast_mut()
+                && reads[0].0.device() == value.device()
+            {
                 return reads.push(read);
             }
         }
@@ -137,14 +139,13 @@ fn shared(data: TensorData, shape: Shape) -> TensorData {
     TensorData::from_bytes(Bytes::from_shared(bytes, property), shape, dtype)
 }
 
-/// The order of the kinds in the data of a transaction.
+/// The order of the kinds in the data of a transaction. Quantized tensors, which some backends' transactions leave out, are read singly.
 fn place<B: Backend>(value: &Value<B>) -> usize {
     match value {
         Value::Float(_) => 0,
-        Value::Quant(_) => 1,
-        Value::Int(_) => 2,
-        Value::Bool(_) => 3,
-        Value::Many(_) | Value::Absent => 4,
+        Value::Int(_) => 1,
+        Value::Bool(_) => 2,
+        Value::Quant(_) | Value::Many(_) | Value::Absent => 3,
     }
 }
 
@@ -156,16 +157,15 @@ fn transaction<B: Backend>(
     for value in values {
         match value.clone() {
             Value::Float(x) => all.read_floats.push(x),
-            Value::Quant(x) => all.read_qfloats.push(*x),
             Value::Int(x) => all.read_ints.push(x),
             Value::Bool(x) => all.read_bools.push(x),
-            Value::Many(_) | Value::Absent => {}
+            Value::Quant(_) | Value::Many(_) | Value::Absent => {}
         }
     }
     let read = B::tr_execute(all);
     async move {
         let data = read.await.ok()?;
-        let floats = data.read_floats.into_iter().chain(data.read_qfloats);
+        let floats = data.read_floats.into_iter();
         Some(floats.chain(data.read_ints).chain(data.read_bools))
     }
 }

@@ -2,10 +2,12 @@
 
 use burn::tensor::Tensor;
 use burn::tensor::{Distribution, TensorData};
-use burn_checkpoint::{MemoryBudget, Remat, RematStats, Verify, checkpoint};
+use burn_checkpoint::{
+    MemoryBudget, Policy, Remat, RematStats, Verify, checkpoint, checkpoint_with,
+};
 
 use crate::models::generator;
-use crate::probe::{Probe, watched};
+use crate::probe::{Probe, take_counts, watched};
 use crate::twin::{Twin, TwinDevice};
 
 type B = Remat<Twin>;
@@ -168,4 +170,27 @@ fn room_for_new_tensors() {
         assert_eq!(of(&SECOND).evicted_operations, 0, "{number}");
         drop((there, held, new));
     }
+}
+
+/// What a scope moves is read in one transaction a device.
+#[test]
+fn each_device_is_read_by_itself() {
+    type Probed = Remat<Probe<Twin>>;
+    take_counts();
+    let mut kept = Vec::new();
+    checkpoint_with(Policy::Offload, || {
+        for device in [FIRST, SECOND, FIRST, SECOND] {
+            kept.push(Tensor::<Probed, 1>::zeros([64], &device).cos());
+        }
+    });
+    assert_eq!(take_counts()["tr_execute"], 2);
+    for (kept, device) in kept.into_iter().zip([FIRST, SECOND, FIRST, SECOND]) {
+        assert_eq!(kept.device(), device);
+        assert_eq!(kept.into_data(), TensorData::from([1f32; 64]));
+    }
+    assert_eq!(
+        take_counts().get("float_cos"),
+        None,
+        "they came from the host"
+    );
 }

@@ -8,7 +8,8 @@ use burn::backend::Autodiff;
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::tensor::activation::{log_softmax, softmax};
 use burn::tensor::backend::AutodiffBackend;
-use burn::tensor::{Distribution, Tensor};
+use burn::tensor::quantization::QuantScheme;
+use burn::tensor::{Bool, Distribution, Int, Tensor};
 use burn_checkpoint::trace::{self, EventKind, Traced};
 use burn_checkpoint::{
     MemoryBudget, Policy, ReadsInPlace, Remat, RematStats, SavePolicy, Verify, checkpoint,
@@ -187,6 +188,39 @@ fn what_moves_to_the_host_needs_no_inputs() {
     });
     assert_eq!(RematStats::of_thread().live_bytes, 0);
     assert_eq!(kept.map(Tensor::into_data), expected);
+}
+
+/// Each gets its own elements back.
+#[test]
+fn tensors_of_all_kinds_move_together() {
+    type R = Remat<Probe<Flex>>;
+    let device = Default::default();
+    let all = || {
+        let ints = Tensor::<R, 1, Int>::arange(0..64, &device) * 3;
+        let floats = ints.clone().float().reshape([2, 32]).cos();
+        let quants = floats.clone().quantize_dynamic(&QuantScheme::default());
+        (quants, ints.clone().equal_elem(9), floats, ints)
+    };
+    let read = |(quants, bools, floats, ints): (
+        _,
+        Tensor<R, 1, Bool>,
+        Tensor<R, 2>,
+        Tensor<R, 1, Int>,
+    )| {
+        let quants: Tensor<R, 2> = quants;
+        [
+            quants.into_data(),
+            bools.into_data(),
+            floats.into_data(),
+            ints.into_data(),
+        ]
+    };
+    let plain = read(all());
+    RematStats::reset_thread();
+    let mut kept = None;
+    checkpoint_with(Policy::Offload, || kept = Some(all()));
+    assert!(RematStats::of_thread().offloaded_bytes > 0);
+    assert_eq!(read(kept.expect("made in the scope")), plain);
 }
 
 /// What ran in a backward pass, in order.
