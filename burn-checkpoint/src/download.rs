@@ -1,8 +1,8 @@
 //! Reads to the host, on a thread of their own.
 //!
 //! cubecl-cuda and cubecl-hip wait for the device at the first poll of a read, so a training thread polls none: the tensors that a scope
-//! offloads are read as one transaction, and each training thread has a second thread that waits for it. The second thread reads views
-//! that belong to the [`reading_stream`].
+//! offloads are read as one transaction a device, and each training thread has a second thread that waits for it. The second thread reads
+//! views that belong to the [`reading_stream`].
 
 use std::any::Any;
 use std::cell::{Cell, OnceCell, RefCell};
@@ -99,7 +99,7 @@ impl<B: Backend> AnyBatch for Batch<B> {
         reads.sort_by_key(|(value, _)| place(value));
         let viewed = |(value, sender): (Value<B>, _)| ((value.shape(), sender), value.view());
         let (senders, views): (Vec<_>, Vec<_>) = reads.into_iter().map(viewed).unzip();
-        // All reads begin here and are polled by the job; single ones only if the transaction fails, which does not report what failed.
+        // The job polls a single read for what the transaction leaves out, and for all if it fails: it does not report what failed.
         let together = (views.len() > 1).then(|| transaction(&views));
         let reads = senders.into_iter().zip(views);
         let reads = reads.filter_map(|(sender, view)| Some((view.download()?, sender)));

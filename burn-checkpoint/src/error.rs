@@ -26,8 +26,8 @@ pub enum RematError {
     HostCopyDiffers(OpResult),
     /// A tensor whose copy in host memory could not be made. It is gone: this step cannot go on.
     #[error(
-        "the result of `{}`, {:?} of shape {:?}, could not be read to the host: {reason}; what such a failure must not cost is to be \
-         recomputed or kept on the device, by another `Policy`",
+        "the result of `{}`, {:?} of shape {:?}, could not be read to the host: {reason}; another `Policy` \
+         recomputes it or keeps it on the device, without a read",
         .result.op, .result.dtype, .result.shape
     )]
     HostCopyLost {

@@ -130,7 +130,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     /// # Panics
     ///
     /// If it cannot be brought back: an operation of the inner backend, an upload or a delivery failed, which the next use tries again; or its
-    /// copy could not be read, at each use.
+    /// copy could not be read, and then no use succeeds.
     #[inline]
     pub fn into_inner(self) -> K::Primitive {
         match self {

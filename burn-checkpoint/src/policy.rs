@@ -24,7 +24,7 @@ pub enum Policy {
     KeepCompute,
     /// Moves them to host memory, and back when backward uses them.
     ///
-    /// The copies are started at the end of the scope, as one transaction on a thread of their own, and waited for at the use; what is
+    /// The copies are started at the end of the scope, as one transaction a device on a thread of their own, and waited for at the use; what is
     /// [tiny](crate::checkpoint) stays. While backward works on one tensor, the two that it
     /// will ask for next are uploaded, across scopes; under a budget none is, for what a budget evicts must not depend on when
     /// copies arrive.

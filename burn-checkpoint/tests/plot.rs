@@ -20,7 +20,7 @@ fn size(bytes: u64) -> String {
     format!("{number:.digits$} MiB")
 }
 
-/// An event of one operation, by its number.
+/// An event of the tensor with this number.
 fn event(kind: fn(Traced) -> EventKind, node: u64, bytes: u64, live_bytes: u64) -> Event {
     let op = "float_matmul";
     Event {

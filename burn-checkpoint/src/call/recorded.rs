@@ -161,7 +161,7 @@ impl<B: Backend> Call<B> {
     }
 
     /// As [`Self::begin_new`], for what cannot be computed again, such as random numbers. Data of more than one element begins a forward pass.
-    pub fn begin_fixed(&mut self, room: Room) {
+    fn begin_fixed(&mut self, room: Room) {
         if let Some(step) = self.op_context.step
             && step.phase == Phase::Backward
             && self.op.name.ends_with("from_data")
@@ -230,8 +230,8 @@ impl<B: Backend> Call<B> {
         Results::One(Some(self.enter(node)))
     }
 
-    /// Counts the only result, if it is a gradient or a constant of backward, and need not be a node. It has to be one in a scope, which may move it to the host, and where
-    /// it has to be found by its operation: in a trace, and where operations are tried again.
+    /// Counts the only result, if it is a gradient or a constant of backward, and need not be a node. It has to be one in a scope, which may
+    /// move it to the host, and where it has to be found by its operation: in a trace, and where operations are tried again.
     fn gradient(&mut self, value: &Value<B>) -> Option<Gradient> {
         let step = self.op_context.step?;
         let is_node = match &self.shares {

@@ -55,7 +55,7 @@ pub(super) fn draw<B: Backend>(
     let pack = || Value::Int(pack::<B>(numbers.clone(), packed, device));
     let mut bits = again(&memory, DRAW, pack, pack);
     let mut call = Call::<B>::new(DRAW);
-    call.begin_fixed(Room::default()); // room was made above
+    call.begin_new(Room::default()); // room was made above
     let bits: Handle<B, Int> = call.results(&mut bits, None).expect();
     // Two handles until the end: an operand without other references would be given up for its result.
     let handles = (bits.clone(), bits);

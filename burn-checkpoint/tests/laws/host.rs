@@ -148,7 +148,7 @@ fn what_cannot_be_read_is_named() {
     }
 }
 
-/// Within backward too: the next step is right.
+/// A copy that is lost is an error within backward too, and the next step is right.
 #[test]
 fn a_copy_is_late_or_lost_in_backward() {
     let step = |reads| {
@@ -190,7 +190,7 @@ fn what_moves_to_the_host_needs_no_inputs() {
     assert_eq!(kept.map(Tensor::into_data), expected);
 }
 
-/// Each gets its own elements back.
+/// Each tensor gets its own elements back, although one transaction reads several kinds.
 #[test]
 fn tensors_of_all_kinds_move_together() {
     type R = Remat<Probe<Flex>>;
