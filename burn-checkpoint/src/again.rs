@@ -9,21 +9,15 @@ use crate::op::OpInfo;
 /// Retries in a row that evict nothing before the panic is resumed: the first brings operands back, and memory may be freed elsewhere.
 const TRIES: u32 = 2;
 
-/// Runs `first`. While it panics for want of memory and the budget retries, evicts tensors and runs `again`. Panics as the backend does if
+/// Calls `run`. While it panics for want of memory and the budget retries, evicts tensors and calls it again. Panics as the backend does if
 /// memory was not the reason, or if [`TRIES`] retries in a row evicted nothing: the largest holders are then logged.
-pub(crate) fn again<R>(
-    memory: &MemoryStats,
-    op: &OpInfo,
-    first: impl FnOnce() -> R,
-    mut again: impl FnMut() -> R,
-) -> R {
+pub(crate) fn again<R>(memory: &MemoryStats, op: &OpInfo, mut run: impl FnMut() -> R) -> R {
     if !memory.retries() {
-        return first();
+        return run();
     }
-    let mut attempt = catch_unwind(AssertUnwindSafe(first));
     let mut in_vain = 0;
     loop {
-        let panic = match attempt {
+        let panic = match catch_unwind(AssertUnwindSafe(&mut run)) {
             Ok(result) => return result,
             Err(panic) => panic,
         };
@@ -38,7 +32,6 @@ pub(crate) fn again<R>(
         let freed = budget.relieve();
         in_vain = if freed == 0 { in_vain + 1 } else { 0 };
         log::warn!("no memory for `{}`: {freed} bytes were evicted", op.name);
-        attempt = catch_unwind(AssertUnwindSafe(&mut again));
     }
 }
 

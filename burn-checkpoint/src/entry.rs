@@ -7,6 +7,7 @@ use crate::op::OpInfo;
 use crate::policy::{Policy, SavePolicy};
 use crate::region::Region;
 use crate::trace::Kind;
+use crate::verify;
 
 /// A node of any backend.
 pub(crate) trait AnyEntry: Send + Sync {
@@ -70,7 +71,9 @@ pub(crate) struct NodeInfo {
 
 /// Evicts a node, after a comparison in verify mode.
 pub(crate) fn evict(node: Arc<dyn AnyEntry>) {
-    node.clone().rehearse();
+    if verify::is_on() {
+        node.clone().rehearse();
+    }
     node.evict();
 }
 

@@ -52,7 +52,6 @@ pub(crate) type InType<B> = (Option<Source<B>>, Arc<dyn Recipe<B>>);
 pub(crate) struct Node<B: Backend> {
     pub meta: TensorMeta<B>,
     pub state: Mutex<State<B>>,
-    recipe: Mutex<Option<Arc<dyn Recipe<B>>>>,
 }
 
 impl<B: Backend> Node<B> {
@@ -66,6 +65,7 @@ impl<B: Backend> Node<B> {
     ) -> Self {
         let state = State {
             storage,
+            recipe,
             origin,
             locks: 0,
             hand_over: false,
@@ -79,33 +79,19 @@ impl<B: Backend> Node<B> {
             copy: None,
             viewed: None,
         };
-        Self {
-            meta,
-            state: Mutex::new(state),
-            recipe: Mutex::new(recipe),
-        }
+        let state = Mutex::new(state);
+        Self { meta, state }
     }
 
+    #[inline]
     pub fn state(&self) -> MutexGuard<'_, State<B>> {
         self.state.lock()
     }
 
-    /// Visits the recipe's managed inputs, none if the node has no recipe.
-    pub fn inputs(&self, visit: &mut dyn FnMut(&Source<B>)) {
-        if let Some(recipe) = &*self.recipe.lock() {
-            recipe.inputs(visit);
-        }
-    }
-
-    /// The recipe, for calls that may run code of the user, during which it must not be locked: that code may search for what to evict.
+    /// The recipe, for calls that may run code of the user, during which the node must not be locked: that code may search for what to
+    /// evict.
     pub fn recipe(&self) -> Option<Arc<dyn Recipe<B>>> {
-        self.recipe.lock().clone()
-    }
-
-    /// Drops the recipe: it is not needed any more.
-    pub fn forget_recipe(&self) {
-        let recipe = self.recipe.lock().take();
-        drop(recipe);
+        self.state().recipe.clone()
     }
 }
 
@@ -296,6 +282,7 @@ impl<B: Backend> TensorMeta<B> {
     }
 
     /// Reports bytes that are freed; not those of a replay that only compares.
+    #[inline]
     pub fn freed(&self, bytes: u64) {
         if !verify::is_rehearsing() {
             self.emit(EventKind::Free, bytes);
@@ -303,6 +290,7 @@ impl<B: Backend> TensorMeta<B> {
     }
 
     /// Drops a storage that [`vacate`] returned, if it did, once the lock is released.
+    #[inline]
     pub fn release(&self, vacated: Option<(Storage<B>, u64)>) {
         if let Some((storage, bytes)) = vacated {
             unwound::release(storage);
@@ -356,6 +344,8 @@ impl<B: Backend> TensorMeta<B> {
 /// The part of a node that changes.
 pub(crate) struct State<B: Backend> {
     pub storage: Storage<B>,
+    /// How the storage comes back. Dropped outside of the lock, for its inputs may be dropped with it.
+    pub recipe: Option<Arc<dyn Recipe<B>>>,
     pub origin: Origin,
     /// Replays under way that need the storage.
     pub locks: u32,

@@ -34,14 +34,14 @@ where
     }
 }
 
-/// Tells the compiler that a closure is a recipe.
+/// The recipe of a row of the table.
 #[inline]
-pub(crate) fn operation<B, F>(closure: F) -> F
+pub(crate) fn recipe<B, F>(closure: F) -> Arc<dyn Recipe<B>>
 where
     B: Backend,
-    F: Fn(Option<&mut dyn FnMut(&Source<B>)>) -> Value<B>,
+    F: Fn(Option<&mut dyn FnMut(&Source<B>)>) -> Value<B> + Send + Sync + 'static,
 {
-    closure
+    Arc::new(closure)
 }
 
 /// One of the several results of an operation.

@@ -12,8 +12,8 @@ use crate::host_copy::HostCopy;
 use crate::node::{Node, Source, Storage, vacate};
 use crate::policy::{OpCall, Policy, SavePolicy};
 use crate::region::Region;
+use crate::replay;
 use crate::trace::{EventKind, Kind};
-use crate::{replay, verify};
 
 impl<B: Backend> Drop for Node<B> {
     fn drop(&mut self) {
@@ -81,9 +81,7 @@ impl<B: Backend> AnyEntry for Node<B> {
     }
 
     fn rehearse(self: Arc<Self>) {
-        if verify::is_on() {
-            replay::rehearse(&self);
-        }
+        replay::rehearse(&self);
     }
 
     fn offload(self: Arc<Self>) -> bool {
@@ -103,6 +101,7 @@ impl<B: Backend> AnyEntry for Node<B> {
         }
         let bytes = self.meta.bytes;
         let vacated = vacate(&self.meta, &mut state);
+        let recipe = state.recipe.take();
         let own = Arc::downgrade(&self);
         self.meta.memory.prefetch.add(self.meta.id, own);
         drop(state);
@@ -111,7 +110,7 @@ impl<B: Backend> AnyEntry for Node<B> {
         counts.count(|stats| stats.offloaded_bytes += bytes);
         self.meta.emit(EventKind::Offload, bytes);
         // After the event: what the recipe alone refers to is freed.
-        self.forget_recipe();
+        drop(recipe);
         true
     }
 
@@ -193,10 +192,9 @@ impl<B: Backend> AnyEntry for Node<B> {
         let mut state = self.state.lock();
         if state.comes_back() && state.is_resident() {
             state.origin = Origin::Fixed;
-            let unneeded = (state.copy.take(), state.viewed.take());
+            let unneeded = (state.copy.take(), state.viewed.take(), state.recipe.take());
             drop(state);
             drop(unneeded);
-            self.forget_recipe();
         }
     }
 
@@ -231,10 +229,13 @@ impl<B: Backend> AnyEntry for Node<B> {
     }
 
     fn sources(&self, search: u64, evicted: &mut Vec<Arc<dyn AnyEntry>>) {
-        if self.state.lock().origin == Origin::Hosted {
+        // What moved to the host has none.
+        let state = self.state();
+        let Some(recipe) = &state.recipe else {
             return;
-        }
-        self.inputs(&mut |source| {
+        };
+        // An input is locked while what is computed from it is: always in this order.
+        recipe.inputs(&mut |source| {
             let node = source.node();
             let state = node.state();
             let comes_back = !state.is_resident() && state.origin != Origin::Fixed;

@@ -153,13 +153,15 @@ pub(crate) fn rehearse<B: Backend>(node: &Arc<Node<B>>) {
     node.state().viewed = viewed;
 }
 
-/// Locks a node for a replay, and returns whether it is resident: in one step, because another thread may drop its last handle in between.
-fn lock<B: Backend>(node: &Arc<Node<B>>) -> bool {
+/// Locks a node for a replay, and returns its recipe unless it is resident: in one step, because another thread may drop its last handle
+/// in between.
+fn lock<B: Backend>(node: &Arc<Node<B>>) -> Option<Arc<dyn Recipe<B>>> {
     loop {
         let mut state = node.state();
         if !matches!(state.storage, Storage::Host(_)) {
             state.locks += 1;
-            return state.is_resident();
+            let recipe = state.recipe.as_ref();
+            return recipe.filter(|_| !state.is_resident()).cloned();
         }
         drop(state);
         fetch(node);
@@ -231,12 +233,9 @@ impl<B: Backend> Plan<B> {
                 continue;
             };
             // Not locked if the upload of its host copy panics.
-            let found = lock(&planned.node);
-            planned.found = Some(found);
-            if found {
-                continue;
-            }
-            let Some(recipe) = planned.node.recipe() else {
+            let recipe = lock(&planned.node);
+            planned.found = Some(recipe.is_none());
+            let Some(recipe) = recipe else {
                 continue;
             };
             let begin = plan.inputs.len();
@@ -262,23 +261,22 @@ impl<B: Backend> Plan<B> {
 
     fn run(mut self) {
         for (at, (recipe, inputs)) in std::mem::take(&mut self.order) {
-            let Some(planned) = &self.nodes[at] else {
+            let Some(Planned { node, .. }) = &self.nodes[at] else {
                 continue;
             };
-            let node = planned.node.clone();
-            if !node.meta.memory.retries() {
+            let memory = &node.meta.memory;
+            if !memory.retries() {
                 self.lend(inputs.clone());
             }
-            self.step(&node, &*recipe);
-            drop(recipe);
-            self.release(inputs);
+            let is_of_target = Arc::ptr_eq(memory, &self.target.meta.memory);
+            step(node, &*recipe, is_of_target.then_some(&mut self.replayed));
             // A tensor that came back and stays no longer needs its recipe, unless a budget may evict it again.
-            if !node.meta.memory.may_evict()
-                && !verify::is_rehearsing()
-                && self.is_kept(&node, &node.state())
+            if !memory.may_evict() && !verify::is_rehearsing() && self.is_kept(node, &node.state())
             {
                 node.settle();
             }
+            drop(recipe);
+            self.release(inputs);
         }
     }
 
@@ -292,64 +290,6 @@ impl<B: Backend> Plan<B> {
                 state.hand_over =
                     state.locks == 1 && state.origin == Origin::Recorded && !state.branch_point;
             }
-        }
-    }
-
-    /// Runs one recipe and stores its result.
-    fn step(&mut self, node: &Arc<Node<B>>, recipe: &dyn Recipe<B>) {
-        let meta = &node.meta;
-        if node.state().is_resident() {
-            return;
-        }
-        // One of several results is there already: room for all was made before the operation ran.
-        if recipe.computes() {
-            let bytes = meta.own_bytes() + meta.parts_bytes;
-            meta.memory.make_room(meta.op.name, bytes);
-        }
-        let rehearsing = verify::is_rehearsing();
-        let start = trace::is_on().then(Instant::now);
-        let run = || recipe.run();
-        let value = again(&meta.memory, meta.op, run, run);
-        let time = start.map_or(Duration::ZERO, |start| start.elapsed());
-        let mut state = node.state();
-        if state.is_resident() {
-            return;
-        }
-        // A value that differs is dropped; the next try compares again.
-        if verify::differs(state.checksum, &value) {
-            drop((state, value));
-            verify::fail(&RematError::ReplayDiffers(meta.result()));
-        }
-        state.checksum = None;
-        state.restores += u32::from(!rehearsing);
-        state.storage = Storage::Resident(value);
-        meta.storage_added();
-        drop(state);
-        let budget = meta.memory.budget();
-        if let Some(budget) = budget {
-            budget.list(node);
-        }
-        if rehearsing {
-            return;
-        }
-        if *meta.op == DELIVERED {
-            return meta.uploaded();
-        }
-        if let Some(budget) = budget {
-            budget.thrashing.replayed(meta.cost_ns);
-        }
-        meta.emit(|traced| EventKind::Replay(traced, time), meta.bytes);
-        let count = |stats: &mut RematStats| {
-            stats.replayed_bytes += meta.bytes;
-            stats.replayed_operations += u64::from(recipe.computes());
-        };
-        match Arc::ptr_eq(&meta.memory, &self.target.meta.memory) {
-            true => count(&mut self.replayed),
-            // On another device, or made by another thread.
-            false => meta.memory.counts.count(|stats| {
-                count(stats);
-                stats.replay_time += time;
-            }),
         }
     }
 
@@ -400,6 +340,65 @@ impl<B: Backend> Plan<B> {
         state.locks += of_others;
         drop(state);
         node.meta.release(vacated.flatten());
+    }
+}
+
+/// Runs one recipe and stores its result. It is counted in `replayed`; without, by the result's own counters.
+fn step<B: Backend>(
+    node: &Arc<Node<B>>,
+    recipe: &dyn Recipe<B>,
+    replayed: Option<&mut RematStats>,
+) {
+    let meta = &node.meta;
+    // One of several results is there already: room for all was made before the operation ran.
+    if recipe.computes() {
+        let bytes = meta.own_bytes() + meta.parts_bytes;
+        meta.memory.make_room(meta.op.name, bytes);
+    }
+    let rehearsing = verify::is_rehearsing();
+    let start = trace::is_on().then(Instant::now);
+    let value = again(&meta.memory, meta.op, || recipe.run());
+    let time = start.map_or(Duration::ZERO, |start| start.elapsed());
+    let mut state = node.state();
+    // Another thread was faster.
+    if state.is_resident() {
+        return;
+    }
+    // A value that differs is dropped; the next try compares again.
+    if verify::differs(state.checksum, &value) {
+        drop((state, value));
+        verify::fail(&RematError::ReplayDiffers(meta.result()));
+    }
+    state.checksum = None;
+    state.restores += u32::from(!rehearsing);
+    state.storage = Storage::Resident(value);
+    meta.storage_added();
+    drop(state);
+    let budget = meta.memory.budget();
+    if let Some(budget) = budget {
+        budget.list(node);
+    }
+    if rehearsing {
+        return;
+    }
+    if *meta.op == DELIVERED {
+        return meta.uploaded();
+    }
+    if let Some(budget) = budget {
+        budget.thrashing.replayed(meta.cost_ns);
+    }
+    meta.emit(|traced| EventKind::Replay(traced, time), meta.bytes);
+    let count = |stats: &mut RematStats| {
+        stats.replayed_bytes += meta.bytes;
+        stats.replayed_operations += u64::from(recipe.computes());
+    };
+    match replayed {
+        Some(replayed) => count(replayed),
+        // On another device than the target, or made by another thread.
+        None => meta.memory.counts.count(|stats| {
+            count(stats);
+            stats.replay_time += time;
+        }),
     }
 }
 

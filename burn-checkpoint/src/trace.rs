@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use burn_backend::DeviceId;
+use burn_decorator::cell::rare;
 use parking_lot::Mutex;
 
 /// One thing that happened to a tensor, or the begin or end of a scope.
@@ -135,7 +136,7 @@ impl Recording {
 /// Whether this thread records, or did until the last event: to be checked before an event is made.
 #[inline]
 pub(crate) fn is_on() -> bool {
-    EVER.load(Ordering::Relaxed) && ON.get()
+    EVER.load(Ordering::Relaxed) && rare(&ON)
 }
 
 /// Runs `wait`, which waits for other ranks, and records it as a collective. `sent` returns the bytes that were sent so far.

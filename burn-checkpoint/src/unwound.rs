@@ -9,6 +9,8 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::panicking;
 
+use burn_decorator::cell::rare;
+
 /// Whether any value has ever waited. Read first, at each drop, because a static is read faster than a thread-local.
 static EVER: AtomicBool = AtomicBool::new(false);
 
@@ -36,7 +38,7 @@ pub(crate) fn release<T: 'static>(value: T) {
 /// Drops the values that wait on this thread after panics.
 #[inline]
 pub(crate) fn free() {
-    if EVER.load(Ordering::Relaxed) && ANY.get() && !panicking() {
+    if EVER.load(Ordering::Relaxed) && rare(&ANY) && !panicking() {
         free_all();
     }
 }

@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn_backend::{Backend, read_sync};
+use burn_decorator::cell::rare;
 
 use crate::error::RematError;
 use crate::kind::Value;
@@ -68,13 +69,13 @@ impl Drop for Verify {
 /// Whether this thread compares.
 #[inline]
 pub(crate) fn is_on() -> bool {
-    EVER.load(Ordering::Relaxed) && GUARDS.get() > 0
+    EVER.load(Ordering::Relaxed) && rare(&GUARDS) > 0
 }
 
 /// Whether this thread replays only to compare: byte limits and counters ignore it.
 #[inline]
 pub(crate) fn is_rehearsing() -> bool {
-    EVER.load(Ordering::Relaxed) && REHEARSING.get()
+    EVER.load(Ordering::Relaxed) && rare(&REHEARSING)
 }
 
 /// The checksum of a storage that is dropped or moved, in verify mode.

@@ -19,6 +19,13 @@ impl<T: Copy> Drop for Scope<T> {
     }
 }
 
+/// The value of a thread's cell that is seldom read. The path on which it is read is laid out apart from the other, which stays short.
+#[cold]
+#[inline(never)]
+pub fn rare<T: Copy>(key: &'static LocalKey<Cell<T>>) -> T {
+    key.get()
+}
+
 /// Runs `run` with `value` in a thread's cell, and returns what is there at the end. What was there before comes back, also after a panic.
 pub fn with_value<T: 'static, R>(
     key: &'static LocalKey<RefCell<Option<T>>>,

@@ -128,8 +128,7 @@ impl MemoryBudget {
     ///
     /// # Cost
     ///
-    /// Operations without a recipe, those on gradients and in the optimizer, keep their operands until they are over, so they cannot write
-    /// into them.
+    /// Operations keep their operands until they are over, so they cannot write into them.
     pub fn retrying(mut self) -> Self {
         self.retries = true;
         self

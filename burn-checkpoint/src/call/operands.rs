@@ -14,7 +14,7 @@ use crate::entry::{AnyEntry, Origin};
 use crate::extent::Extent;
 use crate::gradient::Gradient;
 use crate::kind::Kind;
-use crate::node::{Source, State, Storage, TensorMeta, Viewed};
+use crate::node::{Node, Source, State, Storage, TensorMeta, Viewed};
 use crate::op::PARAMETER;
 use crate::replay;
 use crate::trace::{self, EventKind};
@@ -104,14 +104,7 @@ impl<B: Backend> Call<B> {
         }
         self.order.see(&meta.shape, meta.row_major);
         if self.is_first_of_view() {
-            self.share(meta.contiguous, || match &meta.group {
-                Some(group) => Shares::With(group.clone()),
-                None if meta.bytes == 0 => Shares::Leaf,
-                None => Shares::With(source.clone()),
-            });
-            if self.may_offload() {
-                self.viewed = viewed(source, meta, &state);
-            }
+            self.see_viewed(source, &state);
         }
         self.largest = self.largest.max(meta.bytes);
         if meta.is_delivered {
@@ -127,7 +120,7 @@ impl<B: Backend> Call<B> {
             state.feeds_inner_scope |= user.is_within(own);
         }
         if !state.is_resident() || self.outlived(meta, &state) {
-            self.waiting.get_or_insert_default().push(node.clone());
+            self.see_waiting(node);
         }
         let last = meta.bytes > 0 && meta.users() == 1 && Arc::strong_count(node) == 1;
         if last && state.origin == Origin::Fixed {
@@ -136,6 +129,24 @@ impl<B: Backend> Call<B> {
         if last && !state.branch_point && self.op.writes {
             self.written = self.written.max(meta.own_bytes());
         }
+    }
+
+    #[inline(never)]
+    fn see_viewed(&mut self, source: &Source<B>, state: &State<B>) {
+        let meta = &source.node().meta;
+        self.share(meta.contiguous, || match &meta.group {
+            Some(group) => Shares::With(group.clone()),
+            None if meta.bytes == 0 => Shares::Leaf,
+            None => Shares::With(source.clone()),
+        });
+        if self.may_offload() {
+            self.viewed = viewed(source, meta, state);
+        }
+    }
+
+    #[cold]
+    fn see_waiting(&mut self, node: &Arc<Node<B>>) {
+        self.waiting.get_or_insert_default().push(node.clone());
     }
 
     fn see_gradient(&mut self, gradient: &Gradient) {
@@ -176,10 +187,8 @@ impl<B: Backend> Call<B> {
     }
 
     /// Brings back evicted operands. References to them end here: the last holder of an operand may reuse its storage.
-    pub(super) fn bring_back(&mut self) {
-        let Some(waiting) = self.waiting.take() else {
-            return;
-        };
+    #[cold]
+    pub(super) fn bring_back(&mut self, waiting: Vec<Arc<Node<B>>>) {
         replay::bring_back(waiting.iter().cloned());
         for node in waiting {
             let outlived = self.outlived(&node.meta, &node.state());

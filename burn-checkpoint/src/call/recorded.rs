@@ -64,7 +64,8 @@ pub(crate) struct Call<B: Backend> {
 }
 
 impl<B: Backend> Call<B> {
-    #[inline]
+    /// Not inlined, so that the code of each operation is shorter.
+    #[inline(never)]
     pub fn new(op: &'static OpInfo) -> Self {
         let op_context = context::tick(op);
         Self {
@@ -95,20 +96,10 @@ impl<B: Backend> Call<B> {
         self.origin != Origin::Fixed || self.retrying().is_some()
     }
 
-    /// Runs the operation.
+    /// Runs the operation by its recipe, as often as there is no memory for it, if its budget retries.
     #[inline]
-    pub fn run(
-        &self,
-        recipe: &Option<impl Recipe<B>>,
-        first: impl FnOnce() -> Value<B>,
-    ) -> Value<B> {
-        match (recipe, self.retrying()) {
-            (Some(recipe), Some(memory)) => {
-                let mut first = Some(first);
-                self.run_again(memory, recipe, &mut || first.take().expect("called once")())
-            }
-            _ => first(),
-        }
+    pub fn retry(&self, recipe: Option<&Arc<dyn Recipe<B>>>) -> Option<Value<B>> {
+        Some(self.run_again(self.retrying()?, &**recipe?))
     }
 
     /// The counters of the device that the result will be on, if their budget runs operations again for which there is no memory.
@@ -118,15 +109,11 @@ impl<B: Backend> Call<B> {
         memory.filter(|memory| memory.retries())
     }
 
-    fn run_again(
-        &self,
-        memory: &MemoryStats,
-        recipe: &dyn Recipe<B>,
-        first: &mut dyn FnMut() -> Value<B>,
-    ) -> Value<B> {
+    #[cold]
+    fn run_again(&self, memory: &MemoryStats, recipe: &dyn Recipe<B>) -> Value<B> {
         // Inputs stay locked through all tries: otherwise each try would begin with the same replays.
         let mut inputs = None;
-        again(memory, self.op, first, || {
+        again(memory, self.op, || {
             inputs.get_or_insert_with(|| replay::lock_inputs(recipe));
             recipe.run()
         })
@@ -176,13 +163,11 @@ impl<B: Backend> Call<B> {
 
     /// Begins an operation whose arguments were seen: brings operands back, and decides what becomes of the result: whether it has a recipe.
     pub fn begin(&mut self) {
-        self.bring_back();
+        if let Some(waiting) = self.waiting.take() {
+            self.bring_back(waiting);
+        }
         if self.pass_delivery() {
-            // It belongs to no scope and to no step.
-            self.op_context.region = None;
-            self.origin = Origin::Delivered;
-            self.make_room();
-            return;
+            return self.begin_delivered();
         }
         self.lineage = self.result_lineage();
         if !self.gives_up() && !self.op_context.keeps && self.lineage == Lineage::Activation {
@@ -193,24 +178,21 @@ impl<B: Backend> Call<B> {
         }
     }
 
-    /// The result with its recipe, if it gets one. Both arguments are references, whose contents are taken: passing such large values
-    /// copies them.
-    #[inline]
-    pub fn finish<'a>(
-        &mut self,
-        value: &'a mut Value<B>,
-        recipe: &mut Option<impl Recipe<B> + 'static>,
-    ) -> Results<'a, B> {
-        let recipe = recipe.take().filter(|_| self.origin != Origin::Fixed);
-        self.results(value, recipe.map(|recipe| Arc::new(recipe) as _))
+    /// The result belongs to no scope and to no step.
+    #[cold]
+    fn begin_delivered(&mut self) {
+        self.op_context.region = None;
+        self.origin = Origin::Delivered;
+        self.make_room();
     }
 
-    /// The result, without a recipe if it is never evicted.
+    /// The results, with their recipe unless they are never evicted. The value is taken from a reference: passing such a large one copies it.
     pub fn results<'a>(
         &mut self,
         value: &'a mut Value<B>,
         recipe: Option<Arc<dyn Recipe<B>>>,
     ) -> Results<'a, B> {
+        let recipe = recipe.filter(|_| self.origin != Origin::Fixed);
         if let Value::Many(parts) = value {
             let recipe = recipe.filter(|_| self.origin == Origin::Recorded);
             return self.finish_many(std::mem::take(parts), recipe);
@@ -219,13 +201,10 @@ impl<B: Backend> Call<B> {
             return Results::Gradient(value, Some(gradient));
         }
         let node = self.node(value, recipe);
-        let meta = &node.meta;
-        if let Some(viewed) = self.viewed.take()
-            && node.state().origin == Origin::Recorded
-            && (meta.group.is_some() || !meta.row_major)
-        {
-            node.state.lock().viewed = Some(viewed);
+        if let Some(viewed) = self.viewed.take() {
+            keep_viewed(&node, viewed);
         }
+        let meta = &node.meta;
         self.computed(&meta.memory, meta.cost_ns, meta.bytes);
         Results::One(Some(self.enter(node)))
     }
@@ -272,6 +251,7 @@ impl<B: Backend> Call<B> {
     }
 
     /// With a recipe each result is a node that takes its part from one more node, which runs the operation.
+    #[inline(never)]
     fn finish_many(
         &mut self,
         parts: Vec<Value<B>>,
@@ -492,5 +472,14 @@ impl<B: Backend> Call<B> {
             return Lineage::Activation;
         }
         self.lineage
+    }
+}
+
+/// Keeps the storage of the tensor that this one is a view of, for a scope that may offload it.
+#[cold]
+fn keep_viewed<B: Backend>(node: &Node<B>, viewed: Box<Viewed<B>>) {
+    let mut state = node.state();
+    if state.origin == Origin::Recorded && (node.meta.group.is_some() || !node.meta.row_major) {
+        state.viewed = Some(viewed);
     }
 }

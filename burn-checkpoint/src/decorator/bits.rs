@@ -13,7 +13,7 @@ use crate::context;
 use crate::handle::Handle;
 use crate::kind::{Float, Int, Value};
 use crate::op::OpInfo;
-use crate::recipe::operation;
+use crate::recipe::recipe;
 use crate::work::Work;
 
 /// Numbers packed into one integer: all sums of so many powers of two are exact in every float type.
@@ -51,9 +51,9 @@ pub(super) fn draw<B: Backend>(
     memory.make_room(DRAW.name, bytes as u64);
     // Drawing and packing are retried apart: a retry of the packing must not draw again.
     let draw = || B::float_random(shape.clone(), distribution, device, dtype);
-    let numbers = again(&memory, DRAW, draw, draw);
+    let numbers = again(&memory, DRAW, draw);
     let pack = || Value::Int(pack::<B>(numbers.clone(), packed, device));
-    let mut bits = again(&memory, DRAW, pack, pack);
+    let mut bits = again(&memory, DRAW, pack);
     let mut call = Call::<B>::new(DRAW);
     call.begin_new(Room::default()); // room was made above
     let bits: Handle<B, Int> = call.results(&mut bits, None).expect();
@@ -62,9 +62,9 @@ pub(super) fn draw<B: Backend>(
     let mut call = Call::<B>::new(NUMBERS);
     handles.0.show(&mut call);
     call.begin();
-    let mut recipe = call.needs_recipe().then(|| {
+    let recipe = call.needs_recipe().then(|| {
         let (saved, device) = (handles.0.save(), device.clone());
-        operation::<B, _>(move |visit| {
+        recipe::<B, _>(move |visit| {
             if let Some(visit) = visit {
                 saved.sources(visit);
                 return Value::Absent;
@@ -72,9 +72,7 @@ pub(super) fn draw<B: Backend>(
             Value::Float(unpack::<B>(saved.load(), shape.clone(), dtype, &device))
         })
     });
-    let numbers = call
-        .finish(&mut Value::Float(numbers), &mut recipe)
-        .expect();
+    let numbers = call.results(&mut Value::Float(numbers), recipe).expect();
     drop(handles);
     numbers
 }

@@ -10,7 +10,7 @@ use crate::context;
 use crate::handle::Handle;
 use crate::kind::{Float, Value};
 use crate::op::OpInfo;
-use crate::recipe::{SavedValue, operation};
+use crate::recipe::{SavedValue, recipe};
 use crate::work::Work;
 
 impl<B: Backend> Remat<B> {
@@ -89,9 +89,9 @@ impl<B: Backend> Remat<B> {
             operands.iter().for_each(|operand| show(operand, &mut call));
         }
         call.begin();
-        let mut recipe = (comes_back && call.needs_recipe()).then(|| {
+        let recipe = (comes_back && call.needs_recipe()).then(|| {
             let (again, saved) = (run.clone(), operands.each_ref().map(save));
-            operation::<B, _>(move |visit| {
+            recipe::<B, _>(move |visit| {
                 if let Some(visit) = visit {
                     saved.iter().for_each(|operand| operand.sources(visit));
                     return Value::Absent;
@@ -99,9 +99,12 @@ impl<B: Backend> Remat<B> {
                 again(saved.each_ref().map(SavedValue::load))
             })
         });
-        let mut value = call.run(&recipe, || run(operands.map(inner)));
+        let mut value = match call.retry(recipe.as_ref()) {
+            Some(value) => value,
+            None => run(operands.map(inner)),
+        };
         let kinds = value.clone();
-        let mut results = call.finish(&mut value, &mut recipe);
+        let mut results = call.results(&mut value, recipe);
         managed(&kinds, &mut results)
     }
 }

@@ -19,7 +19,7 @@ use crate::call::{self, Call, Promised, Results};
 use crate::handle::Handle;
 use crate::kind::{Float, Value};
 use crate::op::OpInfo;
-use crate::recipe::{OnUse, Saved, operation};
+use crate::recipe::{OnUse, Saved, recipe};
 use crate::request::{NAMED, REQUEST};
 use crate::work::Work;
 use crate::{clock, context};
@@ -103,9 +103,9 @@ macro_rules! recorded {
         return apart(move || {
             let mut $call = Call::<B>::new(OP);
             $begin;
-            let mut recipe = $call.needs_recipe().then(|| {
+            let recipe = $call.needs_recipe().then(|| {
                 let saved = ($(by_form!(save $kind $arg),)*);
-                operation::<B, _>(move |visit| {
+                recipe::<B, _>(move |visit| {
                     let ($($arg,)*) = &saved;
                     #[allow(unused_variables, reason = "rows without tensors")]
                     if let Some(visit) = visit {
@@ -115,8 +115,11 @@ macro_rules! recorded {
                     value!($ret B::$op($(by_form!(load $kind $arg)),*))
                 })
             });
-            let mut value = $call.run(&recipe, move || value!($ret B::$op($(by_form!(inner $kind $arg)),*)));
-            let mut results = $call.finish(&mut value, &mut recipe);
+            let mut value = match $call.retry(recipe.as_ref()) {
+                Some(value) => value,
+                None => value!($ret B::$op($(by_form!(inner $kind $arg)),*)),
+            };
+            let mut results = $call.results(&mut value, recipe);
             handles!($ret results)
         })
     };
