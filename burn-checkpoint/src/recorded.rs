@@ -234,7 +234,7 @@ impl<B: Backend> AnyEntry for Node<B> {
         let Some(recipe) = &state.recipe else {
             return;
         };
-        // An input is locked while what is computed from it is: always in this order.
+        // Locks inputs while the node is locked. Nothing locks an input first, so no two threads wait for each other.
         recipe.inputs(&mut |source| {
             let node = source.node();
             let state = node.state();

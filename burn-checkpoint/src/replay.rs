@@ -343,7 +343,7 @@ impl<B: Backend> Plan<B> {
     }
 }
 
-/// Runs one recipe and stores its result. It is counted in `replayed`; without, by the result's own counters.
+/// Runs one recipe and stores its result. Counts it in `replayed`, or without that in the node's own counters.
 fn step<B: Backend>(
     node: &Arc<Node<B>>,
     recipe: &dyn Recipe<B>,
@@ -360,7 +360,7 @@ fn step<B: Backend>(
     let value = again(&meta.memory, meta.op, || recipe.run());
     let time = start.map_or(Duration::ZERO, |start| start.elapsed());
     let mut state = node.state();
-    // Another thread was faster.
+    // Another thread has brought it back meanwhile.
     if state.is_resident() {
         return;
     }

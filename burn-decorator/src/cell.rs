@@ -19,7 +19,7 @@ impl<T: Copy> Drop for Scope<T> {
     }
 }
 
-/// The value of a thread's cell that is seldom read. The path on which it is read is laid out apart from the other, which stays short.
+/// Reads a thread's cell on a path that seldom runs. The compiler keeps such a path out of the code that usually runs, which stays short.
 #[cold]
 #[inline(never)]
 pub fn rare<T: Copy>(key: &'static LocalKey<Cell<T>>) -> T {

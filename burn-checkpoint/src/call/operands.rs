@@ -131,6 +131,7 @@ impl<B: Backend> Call<B> {
         }
     }
 
+    /// Sees the operand of a view operation.
     #[inline(never)]
     fn see_viewed(&mut self, source: &Source<B>, state: &State<B>) {
         let meta = &source.node().meta;
@@ -144,6 +145,7 @@ impl<B: Backend> Call<B> {
         }
     }
 
+    /// Sees an operand that has to be brought back.
     #[cold]
     fn see_waiting(&mut self, node: &Arc<Node<B>>) {
         self.waiting.get_or_insert_default().push(node.clone());

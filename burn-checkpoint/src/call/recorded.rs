@@ -178,7 +178,7 @@ impl<B: Backend> Call<B> {
         }
     }
 
-    /// The result belongs to no scope and to no step.
+    /// Begins an operation on delivered operands alone, whose result belongs to no scope and to no step.
     #[cold]
     fn begin_delivered(&mut self) {
         self.op_context.region = None;
