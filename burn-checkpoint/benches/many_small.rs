@@ -1,6 +1,6 @@
 //! A budget on many small operations against the same step without one, interleaved in one run.
 //!
-//! `cargo bench --workspace --bench many_small`; about a minute.
+//! `cargo bench --workspace --bench many_small`; about two minutes.
 
 #[path = "../tests/many/mod.rs"]
 mod many;
@@ -14,9 +14,6 @@ use burn_flex::Flex;
 use many::{Ctc, Lstm, Step};
 
 type B = Autodiff<Remat<Flex>>;
-
-/// Each is the median of so many rounds; the ratios are those of steps of one round, because the speed of a shared machine changes meanwhile.
-const ROUNDS: usize = 41;
 
 /// Steps before a timed one: in the first the sizes of results are learnt, in the second tensors are evicted as in every later one.
 const BEFORE: usize = 2;
@@ -36,7 +33,8 @@ fn quartiles(mut values: Vec<f64>) -> [f64; 3] {
     [1, 2, 3].map(|quarter| values[values.len() * quarter / 4])
 }
 
-fn compare(name: &str, step: &impl Step<B>, fraction: f64) {
+/// The medians of so many rounds. The ratios are those of steps of one round, because the speed of a shared machine changes meanwhile.
+fn compare(name: &str, step: &impl Step<B>, fraction: f64, rounds: usize) {
     if std::env::args()
         .any(|part| !part.starts_with('-') && part.len() < 9 && !name.contains(&part))
     {
@@ -48,10 +46,10 @@ fn compare(name: &str, step: &impl Step<B>, fraction: f64) {
     let limit = budget.limit_bytes()[0].expect("measured");
     drop(budget);
     let limits = [None, Some(u64::MAX / 2), Some(limit)];
-    let mut rounds = Vec::new();
+    let mut times = Vec::new();
     let mut stats = RematStats::default();
-    for _ in 0..ROUNDS {
-        rounds.push(limits.map(|limit| {
+    for _ in 0..rounds {
+        times.push(limits.map(|limit| {
             let budget = limit.map(|limit| MemoryBudget::bytes(limit).install());
             for _ in 0..BEFORE {
                 timed(step, budget.as_ref());
@@ -62,7 +60,7 @@ fn compare(name: &str, step: &impl Step<B>, fraction: f64) {
             time.as_secs_f64()
         }));
     }
-    let of = |value: fn(&[f64; 3]) -> f64| quartiles(rounds.iter().map(value).collect());
+    let of = |value: fn(&[f64; 3]) -> f64| quartiles(times.iter().map(value).collect());
     let [low, fits, high] = of(|[plain, fits, _]| fits / plain);
     let [lowest, limited, highest] = of(|[plain, _, limited]| limited / plain);
     println!(
@@ -74,6 +72,8 @@ fn compare(name: &str, step: &impl Step<B>, fraction: f64) {
 }
 
 fn main() {
-    compare("lstm", &Lstm::new(), 0.4);
-    compare("ctc", &Ctc::new(400), 0.37);
+    compare("lstm", &Lstm::new(), 0.4, 41);
+    compare("ctc", &Ctc::new(400), 0.37, 41);
+    // The batch of PyTorch's example of `CTCLoss`: operations on four kilobytes.
+    compare("ctc of 16", &Ctc::of([400, 16, 20], 30), 0.37, 15);
 }

@@ -8,7 +8,7 @@ use burn::backend::Autodiff;
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::tensor::activation::{log_softmax, softmax};
 use burn::tensor::backend::AutodiffBackend;
-use burn::tensor::quantization::QuantScheme;
+use burn::tensor::quantization::{QuantScheme, QuantizationParameters};
 use burn::tensor::{Bool, Distribution, Int, Tensor};
 use burn_checkpoint::trace::{self, EventKind, Traced};
 use burn_checkpoint::{
@@ -221,6 +221,29 @@ fn tensors_of_all_kinds_move_together() {
     checkpoint_with(Policy::Offload, || kept = Some(all()));
     assert!(RematStats::of_thread().offloaded_bytes > 0);
     assert_eq!(read(kept.expect("made in the scope")), plain);
+}
+
+/// CubeCL refuses a transaction of nothing.
+#[test]
+fn quantized_tensors_alone_begin_no_transaction() {
+    type R = Remat<Probe<Flex>>;
+    let both = || {
+        [1, 2].map(|factor| {
+            let x = Tensor::<R, 1, Int>::arange(0..64, &Default::default()) * factor;
+            let scales = Tensor::ones([1], &Default::default());
+            x.float()
+                .quantize(&QuantScheme::default(), QuantizationParameters { scales })
+        })
+    };
+    let plain = both().map(Tensor::into_data);
+    let mut kept = None;
+    RematStats::reset_thread();
+    take_counts();
+    checkpoint_with(Policy::Offload, || kept = Some(both()));
+    assert_eq!(take_counts().get("tr_execute"), None);
+    assert!(RematStats::of_thread().offloaded_bytes > 0);
+    let kept = kept.expect("made in the scope");
+    assert_eq!(kept.map(Tensor::into_data), plain);
 }
 
 /// What ran in a backward pass, in order.

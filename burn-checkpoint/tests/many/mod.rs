@@ -11,20 +11,27 @@ pub trait Step<B: AutodiffBackend> {
     fn run(&self) -> f32;
 }
 
-/// A batch of 4 sequences, 32 classes and 20 labels: about 25 operations a time step, each of some hundred bytes.
+/// About 25 operations a time step.
 pub struct Ctc<B: AutodiffBackend> {
     logits: Tensor<B, 3>, // [time, batch, classes]
     targets: Tensor<B, 2, Int>,
 }
 
 impl<B: AutodiffBackend> Ctc<B> {
+    /// 4 sequences of 20 labels in 32 classes: operations on some hundred bytes.
     pub fn new(time: usize) -> Self {
+        Self::of([time, 4, 32], 20)
+    }
+
+    /// Of this many time steps, sequences and classes, and labels a sequence.
+    pub fn of(shape: [usize; 3], labels: usize) -> Self {
+        let [_, sequences, classes] = shape.map(|size| size as i64);
         let device = Default::default();
-        let logits = Tensor::random([time, 4, 32], Distribution::Normal(0.0, 1.0), &device);
-        let labels = Tensor::<B, 1, Int>::arange(0..80, &device);
+        let logits = Tensor::random(shape, Distribution::Normal(0.0, 1.0), &device);
+        let targets = Tensor::<B, 1, Int>::arange(0..sequences * labels as i64, &device);
         Self {
             logits: logits.require_grad(),
-            targets: (labels % 31 + 1).reshape([4, 20]),
+            targets: (targets % (classes - 1) + 1).reshape([sequences, -1]),
         }
     }
 }
@@ -32,12 +39,13 @@ impl<B: AutodiffBackend> Ctc<B> {
 impl<B: AutodiffBackend> Step<B> for Ctc<B> {
     fn run(&self) -> f32 {
         let device = self.logits.device();
-        let time = self.logits.dims()[0] as i64;
+        let [time, sequences, _] = self.logits.dims();
+        let labels = self.targets.dims()[1];
         let loss = ctc_loss(
             log_softmax(self.logits.clone(), 2),
             self.targets.clone(),
-            Tensor::full([4], time, &device),
-            Tensor::full([4], 20, &device),
+            Tensor::full([sequences], time as i64, &device),
+            Tensor::full([sequences], labels as i64, &device),
             0,
         );
         let grads = loss.mean().backward();
