@@ -1,7 +1,7 @@
 //! Reads to the host, on a thread of their own.
 //!
-//! cubecl-cuda and cubecl-hip wait for the device at the first poll of a read, so a training thread polls none: a second thread
-//! reads the tensors that a scope offloads, as one transaction a device, by views that belong to the [`reading_stream`].
+//! cubecl-cuda and cubecl-hip wait for the device at the first poll of a read, so a training thread polls none: a second thread of
+//! its own reads the tensors that a scope offloads, as one transaction a device, by views that belong to the [`reading_stream`].
 
 use std::any::Any;
 use std::cell::{Cell, OnceCell, RefCell};
@@ -96,7 +96,7 @@ impl<B: Backend> AnyBatch for Batch<B> {
     fn job(self: Box<Self>) -> Job {
         let mut reads = self.0;
         reads.sort_by_key(|(value, _)| place(value));
-        let several = matches!(reads.get(1), Some((value, _)) if place(value) < 3);
+        let several = matches!(reads.get(1), Some((value, _)) if !matches!(value, Value::Quant(_)));
         let viewed = |(value, sender): (Value<B>, _)| ((value.shape(), sender), value.view());
         let (senders, views): (Vec<_>, Vec<_>) = reads.into_iter().map(viewed).unzip();
         // The job polls a single read for what the transaction leaves out, and for all if it fails: it does not report what failed.
@@ -139,7 +139,7 @@ fn shared(data: TensorData, shape: Shape) -> TensorData {
     TensorData::from_bytes(Bytes::from_shared(bytes, property), shape, dtype)
 }
 
-/// The order of the kinds in the data of a transaction; 3 for quantized tensors, which some backends leave out: these are read singly.
+/// The order of the kinds in the data of a transaction. Quantized tensors are last: some backends leave them out, so they are read singly.
 fn place<B: Backend>(value: &Value<B>) -> usize {
     match value {
         Value::Float(_) => 0,
