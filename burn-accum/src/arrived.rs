@@ -60,6 +60,11 @@ impl Arrived {
             .collect()
     }
 
+    /// Whether the gradients came from one device.
+    pub(crate) fn is_of_one_device(&self) -> bool {
+        self.devices.len() == 1
+    }
+
     /// The gradients, if they came from one device.
     pub(crate) fn into_one(mut self) -> GradientsParams {
         debug_assert!(self.devices.len() <= 1, "gradients of several devices");

@@ -14,6 +14,7 @@ use burn_decorator::{message, non_finite::on};
 use crate::{
     AccumError, GradNorm, InvalidValue,
     arrived::{Arrived, constant, count_id},
+    multi_steps::raise,
 };
 
 /// An optimizer whose gradients are clipped by their norm over all parameters (`torch.nn.utils.clip_grad_norm_`,
@@ -43,6 +44,10 @@ use crate::{
 /// # Ok::<(), burn_accum::AccumError>(())
 /// ```
 ///
+/// # Panics
+///
+/// A step, if an optimizer inside reduces gradients over ranks (burn-zero's `ZeroOptimizer`): clip inside of that one.
+///
 /// # Cost
 ///
 /// Reads the gradients once, for their squares, and reads and writes them once. No host read: the norm is read only by
@@ -52,6 +57,7 @@ pub struct ClipGlobalNorm<O> {
     inner: O,
     max_norm: f32,
     norm: GradNorm,
+    order_checked: bool,
 }
 
 impl<O> ClipGlobalNorm<O> {
@@ -67,6 +73,7 @@ impl<O> ClipGlobalNorm<O> {
             inner,
             max_norm,
             norm: GradNorm::default(),
+            order_checked: false,
         })
     }
 
@@ -88,6 +95,25 @@ impl<O> ClipGlobalNorm<O> {
     /// Gives the wrapped optimizer back.
     pub fn into_inner(self) -> O {
         self.inner
+    }
+
+    /// Refuses an optimizer inside that reduces gradients over ranks: this rank's gradients have another norm than the reduced ones.
+    fn check_order<B, M>(&mut self, lr: LearningRate, module: M) -> M
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B>,
+    {
+        if core::mem::replace(&mut self.order_checked, true) {
+            return module;
+        }
+        let (module, inside) =
+            message::describe(|| self.inner.step(lr, module, GradientsParams::new()));
+        if inside.ranks {
+            let inner = message::short_name::<O>();
+            raise(Err(AccumError::ClipAroundRanks { inner }))
+        }
+        module
     }
 
     fn clip<B, M>(&self, module: &M, arrived: Arrived) -> GradientsParams
@@ -150,12 +176,14 @@ where
             message::report(|inside| inside.checks = false); // it would get clipped gradients
             return module;
         }
+        let module = self.check_order(lr, module);
         let gradients = self.clip::<B, M>(&module, grads.into());
         self.inner.step(lr, module, gradients)
     }
 
     /// Clips the sum over the devices.
     fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
+        let module = self.check_order(lr, module);
         let gradients = self.clip::<B, M>(&module, grads.into());
         self.inner.step(lr, module, gradients)
     }

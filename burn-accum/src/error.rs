@@ -143,6 +143,17 @@ pub enum AccumError {
         inner: String,
     },
 
+    /// A `ClipGlobalNorm` around an optimizer that reduces gradients over ranks.
+    #[error(
+        "ClipGlobalNorm around {inner}, which reduces gradients over ranks: each rank would clip by the norm of its own gradients or shards; \
+         clip inside, `let clip = ClipGlobalNorm::new(optimizer, max_norm)?;`, `let norm = clip.norm();` and \
+         `ZeroOptimizer::new(clip, group, settings)?.with_norm(move |value| norm.provide(value))`"
+    )]
+    ClipAroundRanks {
+        /// The type of the inner optimizer.
+        inner: String,
+    },
+
     /// An `AccumulatingStrategy` for a `Learner` whose optimizer it cannot reach.
     #[error(
         "AccumulatingStrategy: no MultiSteps in the Learner's optimizer answers to the UpdateCounter that the strategy was \

@@ -40,7 +40,8 @@ enum Last {
 
 impl GradNorm {
     /// The norm over all parameters before it was clipped (what `torch.nn.utils.clip_grad_norm_` returns); `None`
-    /// before the first update. The first call after an update waits for the device, further ones do not.
+    /// before the first update. Under the loss scaler's `Detection::Deferred` it is that of the last step, also if that was undone. The first
+    /// call after an update waits for the device, further ones do not.
     pub fn last(&self) -> Option<f32> {
         let mut shared = self.shared.0.lock();
         let norm = match core::mem::take(&mut shared.last) {
@@ -74,8 +75,8 @@ impl core::fmt::Debug for GradNorm {
     }
 }
 
-/// The gradient norm of the last update, before clipping; NaN before the first one. An epoch's value is the last one,
-/// not a mean.
+/// The gradient norm of the last update, before clipping; NaN before the first one. An epoch's value is Burn's mean over its batches,
+/// without those before the first update.
 #[derive(Clone)]
 pub struct GradNormMetric(Gauge);
 

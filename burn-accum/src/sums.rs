@@ -14,7 +14,7 @@ use burn::{
         backend::{AutodiffBackend, Backend},
     },
 };
-use burn_decorator::non_finite::{Outcome, Verdict, read_together};
+use burn_decorator::non_finite::{Outcome, Verdict, on, read_together};
 
 use crate::{arrived::Arrived, tally::Step};
 
@@ -185,6 +185,11 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Adder<'_, B::InnerBackend> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         // Removed from the map for the addition, because only a tensor with one owner is overwritten in place.
         let sum = self.sums.remove(&param.id).map(Tensor::from_primitive);
+        // Burn loads a window to the default device. On several devices a gradient says where its sum belongs.
+        let sum = match self.arrived.is_of_one_device() {
+            true => sum.map(|sum| on(sum, &param.val().device())),
+            false => sum,
+        };
         let non_finite = self.verdict.and_then(Verdict::non_finite);
         let sum = self
             .arrived

@@ -1,5 +1,6 @@
 //! The arithmetic of windows, in integers. Independent of Burn.
 
+use burn_decorator::simulated::values_are_simulated;
 use serde::{Deserialize, Serialize};
 
 use crate::{AccumError, Normalization};
@@ -69,7 +70,7 @@ impl Tally {
         self.window = WindowTally::default();
     }
 
-    /// The divisor of the current window's sum.
+    /// The divisor of the current window's sum; 1 in place of a number of items that an estimate simulates.
     ///
     /// # Errors
     ///
@@ -80,6 +81,7 @@ impl Tally {
             Normalization::Mean => Ok(window.micro_batches as f64),
             Normalization::Sum => Ok(1.0),
             Normalization::Tokens if window.items > 0.0 => Ok(window.items),
+            Normalization::Tokens if values_are_simulated() => Ok(1.0),
             Normalization::Tokens => Err(AccumError::NoItems {
                 updates: self.updates,
                 micro_batches: window.micro_batches,

@@ -84,8 +84,12 @@ fn rows(range: core::ops::Range<usize>) -> Tensor<B, 2> {
 
 /// AdamW in windows of two, with a micro-batch of this size.
 fn step(micro_batch: usize) {
+    in_windows_of(2, micro_batch);
+}
+
+fn in_windows_of(micro_batches: usize, micro_batch: usize) {
     let adam = AdamWConfig::new().init::<B, Mlp<B>>();
-    let windows = MultiSteps::new(adam, AccumConfig::tokens(2)).unwrap();
+    let windows = MultiSteps::new(adam, AccumConfig::tokens(micro_batches)).unwrap();
     rehearse(Mlp::new(&Default::default()), windows, || {
         rows(0..micro_batch)
     });
@@ -110,19 +114,29 @@ fn warm_up() {
 }
 
 fn peak_of(micro_batch: usize) -> u64 {
+    peak_in_windows_of(2, micro_batch)
+}
+
+fn peak_in_windows_of(micro_batches: usize, micro_batch: usize) -> u64 {
     let mut probe = probe();
     probe.begin();
-    step(micro_batch);
+    in_windows_of(micro_batches, micro_batch);
     probe.end()
 }
 
 #[test]
 fn a_micro_batch_is_found() {
     warm_up();
+    a_long_window_is_measured_with_the_state_of_the_optimizer();
     the_largest_that_fits_is_found_twice();
     a_window_of_what_was_found_is_one_batch();
     what_fails_does_not_fit_and_leaves_all_in_order();
     what_cannot_be_found_is_told();
+}
+
+fn a_long_window_is_measured_with_the_state_of_the_optimizer() {
+    let [short, long] = [2, 8].map(|micro_batches| peak_in_windows_of(micro_batches, 4));
+    assert!(short.abs_diff(long) < short / 100, "{short} {long}");
 }
 
 fn the_largest_that_fits_is_found_twice() {

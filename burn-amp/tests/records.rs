@@ -188,6 +188,36 @@ fn a_fixed_scale_is_not_changed_by_a_record() {
     assert_eq!(fixed.scale(), 128.0);
 }
 
+/// Two optimizers share the scaler; the record of one was saved without a scaler.
+#[test]
+fn a_record_without_a_scale_leaves_that_of_another_record() {
+    let scaler = new_scaler(Detection::Sync);
+    let mut optimizer = scaler.wrap(AdamConfig::new().init());
+    let mut net: Net<B> = net();
+    for number in 0..6 {
+        net = step(&mut optimizer, net, number);
+    }
+    let with_scale = optimizer.to_record();
+    let without = GradScaler::disabled()
+        .wrap(AdamConfig::new().init::<B, Net<B>>())
+        .to_record();
+
+    for order in [
+        [with_scale.clone(), without.clone()],
+        [without.clone(), with_scale],
+    ] {
+        let resumed = new_scaler(Detection::Sync);
+        let mut optimizers = [(); 2].map(|()| resumed.wrap(AdamConfig::new().init()));
+        optimizers = std::array::from_fn(|i| optimizers[i].clone().load_record(order[i].clone()));
+        assert_eq!((resumed.scale(), resumed.steps()), (scaler.scale(), 6));
+
+        // After a step it starts a new training.
+        net = step(&mut optimizers[0], net, 0);
+        let _ = optimizers[0].clone().load_record(without.clone());
+        assert_eq!((resumed.scale(), resumed.steps()), (65536.0, 0));
+    }
+}
+
 #[test]
 fn a_pending_step_does_not_count_in_the_loaded_training() {
     let scaler = new_scaler(Detection::Deferred);

@@ -7,7 +7,8 @@ use burn::train::metric::{
     SerializedEntry,
 };
 
-/// A metric whose value is what a function returns after each batch. An epoch's value is the last one, not a mean.
+/// A metric whose value is what a function returns after each batch. The renderer shows the last one; an epoch's value is Burn's mean over
+/// the batches at which there was one: NaN counts as none.
 ///
 /// ```
 /// use burn::train::metric::Numeric;
@@ -15,6 +16,9 @@ use burn::train::metric::{
 ///
 /// let updates = Gauge::new("Updates", "Optimizer updates", 0.0, || 3.0).unit("updates").rising();
 /// assert_eq!(updates.value().current(), 0.0); // until the first batch
+///
+/// let norm = Gauge::new("Norm", "None before the first update", f64::NAN, || 3.0);
+/// assert_eq!(norm.value().serialize(), "0,0"); // the mean of no values
 /// ```
 #[derive(Clone)]
 pub struct Gauge {
@@ -113,6 +117,13 @@ impl Metric for Gauge {
 
 impl Numeric for Gauge {
     fn value(&self) -> NumericEntry {
+        if self.value.is_nan() {
+            let (aggregated_value, count) = (0.0, 0);
+            return NumericEntry::Aggregated {
+                aggregated_value,
+                count,
+            };
+        }
         NumericEntry::Value(self.value)
     }
 

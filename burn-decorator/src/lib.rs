@@ -99,6 +99,7 @@ pub mod non_finite;
 pub mod profile;
 pub mod ranks;
 pub mod record;
+pub mod simulated;
 mod stream;
 mod table;
 pub mod tape;

@@ -11,6 +11,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_checkpoint::{ReadsInPlace, Recorder, RematStats, is_delivered};
 use burn_decorator::module::for_each_float;
 use burn_decorator::profile::{DeviceProfile, KernelWork};
+use burn_decorator::simulated::simulate_values;
 
 use crate::classes::{Classes, Kind};
 use crate::client::label;
@@ -70,8 +71,9 @@ pub struct Estimate {
 /// there is [`estimate_on`] with [`MetaDevice::cuda`] or [`MetaDevice::wgpu`].
 ///
 /// `step` takes the model and returns it updated, as an optimizer does. It runs twice, and the second run counts, because the optimizer has
-/// its state then. `step` runs unchanged, on [`Meta`](crate::Meta) below any decorators, with the scopes, budgets and overrides of this thread.
-/// Storages that are alive on the device before the step count too, so that the estimate includes the optimizer's state of a real program.
+/// its state then: with accumulation a step is a whole window. `step` runs unchanged, on [`Meta`](crate::Meta) below any decorators, with the
+/// scopes, budgets and overrides of this thread. Storages that are alive on the device before the step count too, so that the estimate includes
+/// the optimizer's state of a real program.
 ///
 /// ```
 /// use burn::backend::Autodiff;
@@ -120,7 +122,7 @@ where
     M: Module<B>,
 {
     // As in the second step, which is `estimate_run`'s.
-    let _reads = ReadsInPlace::on();
+    let _simulated = (ReadsInPlace::on(), simulate_values());
     name_parameters::<B, M>(&model);
     let model = step(model);
     name_parameters::<B, M>(&model);
@@ -148,7 +150,7 @@ where
 /// ```
 pub fn estimate_run<R>(device: MetaDevice, run: impl FnOnce() -> R) -> (Estimate, R) {
     // A second thread would free offloaded tensors at times that differ from run to run.
-    let _reads = ReadsInPlace::on();
+    let _simulated = (ReadsInPlace::on(), simulate_values());
     let before = RematStats::of_thread();
     let ledger = device.ledger();
     device.drain();

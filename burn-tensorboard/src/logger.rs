@@ -70,13 +70,13 @@ impl<L: MetricLogger> TensorBoard<L> {
         if *split == Split::Train {
             let named = metrics.iter().filter_map(|metric| {
                 let name = self.names.get(&metric.entry.metric_id)?;
-                Some((name.as_str(), metric.numeric_entry.current()))
+                Some((name.as_str(), value(&metric.numeric_entry)?))
             });
             run.file.scalars(self.step, named)?;
         } else {
-            let means = metrics.iter().map(|metric| {
-                let mean = metric.running_entry.current();
-                (metric.entry.metric_id.clone(), mean)
+            let means = metrics.iter().filter_map(|metric| {
+                let mean = value(&metric.running_entry)?;
+                Some((metric.entry.metric_id.clone(), mean))
             });
             run.means.extend(means);
         }
@@ -117,6 +117,14 @@ fn run<'a>(
                 means: HashMap::new(),
             }))
         }
+    }
+}
+
+/// The value of a batch or an epoch, if it has one.
+fn value(entry: &NumericEntry) -> Option<f64> {
+    match entry {
+        NumericEntry::Aggregated { count: 0, .. } => None,
+        _ => Some(entry.current()),
     }
 }
 

@@ -60,7 +60,8 @@ impl Default for GradScalerConfig {
 }
 
 impl GradScalerConfig {
-    /// A scale that never moves (DeepSpeed's `loss_scale` other than 0). Overflowing steps are skipped all the same.
+    /// A scale that never moves (DeepSpeed's `loss_scale` other than 0). Overflowing steps are skipped all the same; 100 in a row stop
+    /// training ([`AmpError::ScaleCollapsed`](crate::AmpError::ScaleCollapsed)).
     pub fn fixed(scale: f32) -> Self {
         Self {
             init_scale: scale,

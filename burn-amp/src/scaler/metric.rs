@@ -5,7 +5,7 @@ use burn_decorator::gauge_metric;
 
 use super::GradScaler;
 
-/// The loss scale after each batch; 1 if the scaler is disabled. An epoch's value is the last one, not a mean.
+/// The loss scale after each batch; 1 if the scaler is disabled. An epoch's value is Burn's mean over its batches.
 ///
 /// It does not ask the device: under [`Detection::Deferred`](crate::Detection::Deferred) it lags one step, around a `MultiSteps` up to
 /// a window.

@@ -72,6 +72,8 @@ pub(crate) struct State {
     pub(super) is_explained: bool,
     pub(super) last_step: Option<LastStep>,
     pub(super) first_non_finite: Option<FirstNonFinite>,
+    /// Whether a record was loaded since the last step.
+    is_restored: bool,
     /// The first error; it stays.
     pub(super) error: Option<AmpError>,
     /// The steps whose outcomes have not been recorded yet, the oldest first.
@@ -112,6 +114,7 @@ impl State {
             is_explained: false,
             last_step: None,
             first_non_finite: None,
+            is_restored: false,
             error: None,
             pending: VecDeque::new(),
             possible: None,
@@ -217,6 +220,7 @@ impl State {
     /// Records a step: it was skipped if there are culprits, the paths of parameters with non-finite gradients.
     fn absorb(&mut self, step: &Step, culprits: Vec<String>, losses: Vec<LossProbe>) {
         self.counters.steps += 1;
+        self.is_restored = false;
         let scale = self.scale.loss_scale.scale();
         if !losses.is_empty() {
             self.last_loss_scale = Some(scale);
@@ -270,15 +274,21 @@ impl State {
         if !self.is_enabled() {
             return;
         }
-        self.reset();
         match saved {
             Some(saved) => {
+                self.reset();
                 self.scale.loss_scale.restore(saved.loss_scale);
                 self.counters = saved.counters;
+                self.is_restored = true;
             }
-            None => log::info!(
-                "the optimizer's record holds no loss scale: it starts from its initial value"
-            ),
+            // The record of another optimizer held it.
+            None if self.is_restored => {}
+            None => {
+                self.reset();
+                log::info!(
+                    "the optimizer's record holds no loss scale: it starts from its initial value"
+                );
+            }
         }
     }
 

@@ -46,8 +46,9 @@ pub struct ZeroConfig {
     pub stage: Stage,
     /// Batch sizes. Default none: one must be set before [`BatchConfig::resolve`].
     pub batch: BatchConfig,
-    /// Gradients are scaled down to this norm over all parameters and ranks. Default 1; `None` (0 in DeepSpeed's file) for no
-    /// clipping.
+    /// The norm over all parameters and ranks that gradients are to be scaled down to. Default 1; `None` (0 in DeepSpeed's file) for no
+    /// clipping. The program clips: burn-accum's `ClipGlobalNorm` in the [`ZeroOptimizer`](crate::ZeroOptimizer), with
+    /// [`with_norm`](crate::ZeroOptimizer::with_norm).
     pub gradient_clipping: Option<f64>,
     /// Where the optimizer state of a rank's shard is kept and updated (ZeRO-Offload, Ren et al., arXiv 2101.06840). Default the device.
     pub offload_optimizer: Memory,

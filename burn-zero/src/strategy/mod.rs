@@ -123,7 +123,8 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 ///
 /// # Cost
 ///
-/// With one rank, none. With `N`, beside the [`ZeroOptimizer`](crate::ZeroOptimizer)'s: one small collective a step, the status of each rank in
+/// With any number of ranks a record takes the whole optimizer's state once more on rank 0's device, at the end of each epoch, also if the
+/// checkpointer then writes none. One rank has no other cost. With `N`, beside the [`ZeroOptimizer`](crate::ZeroOptimizer)'s: one small collective a step, the status of each rank in
 /// some hundred bytes of JSON; between processes a second, in which each sends a batch's outputs to rank 0; for a record each rank's part
 /// of the optimizer's state, to rank 0; running statistics once an epoch. Burn's Learner keeps the old parameters during a step, with any
 /// strategy, which doubles the bytes of parameters.

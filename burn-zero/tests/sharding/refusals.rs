@@ -1,5 +1,7 @@
 //! What cannot be sharded exactly is refused with the reason; what can by whole parameters, is.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use burn::backend::Autodiff;
 use burn::grad_clipping::GradientClippingConfig;
 use burn::module::Module;
@@ -159,6 +161,25 @@ fn assert_coupled<O: Optimizer<ParameterShards<B>, B>>(
                 if instead.contains("depends on all it meets")
         ),
         "{sharding:?}: {error:?}"
+    );
+}
+
+/// Around it each rank would clip by the norm of its own shards.
+#[test]
+fn clipping_around_it_is_refused() {
+    let message = on_ranks(2, |group| {
+        let settings = ZeroSettings::stage(Stage::Gradients);
+        let zero = ZeroOptimizer::new(AdamWConfig::new().init(), group, settings)?;
+        let mut clip = ClipGlobalNorm::new(zero, 1.0).unwrap();
+        let net = Net::<B>::new(&Default::default());
+        let step = AssertUnwindSafe(|| clip.step(0.1, net, GradientsParams::new()));
+        let panic = catch_unwind(step).map(drop).expect_err("a refusal");
+        Ok(panic.downcast_ref::<String>().cloned())
+    });
+    let message = message.expect("a message");
+    assert!(
+        message.contains("ClipGlobalNorm around ZeroOptimizer"),
+        "{message}"
     );
 }
 

@@ -2,6 +2,7 @@
 //!
 //! The tests run one at a time, because they share the process's heap.
 
+mod accumulation;
 mod batch_norm;
 mod device_costs;
 #[cfg(feature = "vulkan")]
