@@ -11,8 +11,8 @@ use burn::lr_scheduler::LrScheduler;
 use burn::module::AutodiffModule;
 use burn::optim::Optimizer;
 use burn::record::{FullPrecisionSettings, Record};
-use burn::tensor::TensorData;
 use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{DType, TensorData};
 use burn_backend::tensor::FloatTensor;
 use parking_lot::Mutex;
 
@@ -155,9 +155,10 @@ impl Recorder {
     /// # Errors
     ///
     /// On all ranks if on one: [`RecordError::State`] if a layer keeps state that cannot be split, such as an incomplete window, or with
-    /// [`ZeroOptimizerError::OtherModel`](crate::ZeroOptimizerError::OtherModel); [`RecordError::Scheduler`] if the scheduler's state has a
-    /// number that is not finite; [`RecordError::RanksDiffer`] if ranks are not at the same step; those of
-    /// [`save_sharded`].
+    /// [`ZeroOptimizerError::OtherModel`](crate::ZeroOptimizerError::OtherModel), or with
+    /// [`ZeroOptimizerError::StateDtype`](crate::ZeroOptimizerError::StateDtype) for state of parameters that are not of the device's default
+    /// float type; [`RecordError::Scheduler`] if the scheduler's state has a number that is not finite; [`RecordError::RanksDiffer`] if ranks
+    /// are not at the same step; those of [`save_sharded`].
     pub fn save<B, M, O, S>(
         &self,
         dir: &Path,
@@ -185,6 +186,9 @@ impl Recorder {
             let record = training.optimizer.to_record();
             let ids = state::ids_of_shards(layout);
             let (tree, tensors) = state::split::<B, _>(record, layout, &ids)?;
+            let device = device_of::<B, M>(training.model);
+            let loaded = state::loaded_dtype::<B::InnerBackend>(&device);
+            let checked = state::check_types(&tensors, layout, loaded);
             state.optimizer = tree;
             let item: Item<S::Record<B>, B> = training.scheduler.to_record::<B>().into_item();
             state.scheduler = state::json(&item).map_err(of_scheduler)?;
@@ -207,6 +211,8 @@ impl Recorder {
             let own = shards.as_deref().map(|shards| {
                 own_shards::<B, M>(Some(shards), layout, &parameters, training.model)
             });
+            // Only now: a rank that has no state of the parameter goes on, and `own_shards` may be a collective.
+            checked?;
             for it in model_tensors::<B, M>(training.model, &parameters, &frozen)? {
                 let whole = TensorSlice::whole(it.spec.clone()).range;
                 let ranges = match (it.parameter, &it.frozen) {
@@ -260,7 +266,8 @@ impl Recorder {
     /// # Errors
     ///
     /// On all ranks if on one: [`RecordError::OtherModel`] for a record of another model, [`RecordError::State`] for one of another
-    /// optimizer, [`RecordError::Scheduler`] for one of another scheduler; those of [`load_sharded`](crate::load_sharded). A record that exists and cannot be read is an error.
+    /// optimizer, or with [`ZeroOptimizerError::StateDtype`](crate::ZeroOptimizerError::StateDtype), [`RecordError::Scheduler`] for one of
+    /// another scheduler; those of [`load_sharded`](crate::load_sharded). A record that exists and cannot be read is an error.
     #[allow(
         clippy::type_complexity,
         reason = "the training that came, and what was found"
@@ -288,8 +295,7 @@ impl Recorder {
         let state = record.state().clone();
         let record = &mut record;
         let load = || {
-            let devices = training.model.devices();
-            let device = devices.into_iter().next().unwrap_or_default();
+            let device = device_of::<B, M>(&training.model);
             let parameters = Parameters::of::<B, M>(&training.model);
             parameters.check_same(layout.parameters())?;
             frozen.follow::<B, M>(&training.model);
@@ -304,6 +310,14 @@ impl Recorder {
             })?;
             let of_optimizer = state::to_record::<B, _>(tree, &device)?;
             training.optimizer = training.optimizer.load_record(of_optimizer);
+            let loaded_dtype = state::loaded_dtype::<B::InnerBackend>(&device);
+            let mut specs = layout.parameters().iter();
+            if specs.any(|parameter| parameter.dtype != DType::F32 || loaded_dtype != DType::F32) {
+                // Checks what was loaded, because the record may be of an optimizer that keeps other state.
+                let record = training.optimizer.to_record();
+                let (_, tensors) = state::split::<B, _>(record, layout, &ids)?;
+                state::check_types(&tensors, layout, loaded_dtype)?;
+            }
 
             let item: Item<S::Record<B>, B> = serde_json::from_value(state.scheduler.clone())
                 .map_err(|it| {
@@ -332,6 +346,10 @@ impl Recorder {
         let loaded = end(group, "load a training", load())?;
         Ok((loaded, Some(state)))
     }
+}
+
+fn device_of<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> B::Device {
+    model.devices().into_iter().next().unwrap_or_default()
 }
 
 fn of_scheduler(reason: String) -> RecordError {

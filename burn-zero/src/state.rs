@@ -11,12 +11,12 @@
 
 use core::borrow::Borrow;
 use core::ops::Range;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn::module::ParamId;
 use burn::record::{FullPrecisionSettings, Record};
 use burn::tensor::backend::Backend;
-use burn::tensor::{BoolStore, DType, TensorData};
+use burn::tensor::{BoolStore, DType, Tensor, TensorData};
 use ciborium::Value;
 use serde::Serialize;
 use serde_json::Value as Json;
@@ -24,7 +24,7 @@ use serde_json::Value as Json;
 use crate::ZeroOptimizerError;
 use crate::optimizer::shard_id;
 use crate::record::{Dtype, TensorSpec};
-use crate::reduce::Layout;
+use crate::reduce::{Layout, ParameterSpec};
 
 /// A record as Burn serializes it.
 pub(crate) type Item<R, B> = <R as Record<B>>::Item<FullPrecisionSettings>;
@@ -185,6 +185,46 @@ pub(crate) fn to_record<B: Backend, R: Record<B>>(
     let item: Item<R, B> = tree.borrow().deserialized().map_err(refuse)?;
     drop(tree);
     Ok(R::from_item(item, device))
+}
+
+/// The float type in which Burn loads the tensors of a record. It saves them in f32.
+pub(crate) fn loaded_dtype<B: Backend>(device: &B::Device) -> DType {
+    let element = TensorData::from([0.0_f32]).convert::<B::FloatElem>();
+    Tensor::<B, 1>::from_data(element, device).dtype()
+}
+
+/// Checks that state which was split comes back in its type, where a record's tensors are loaded as `loaded`. State is taken to be of the type
+/// of its parameter, unless it has a master: that of [`OffloadedAdamW`](crate::OffloadedAdamW) is f32, and its record keeps it on the host.
+///
+/// # Errors
+///
+/// [`ZeroOptimizerError::StateDtype`].
+pub(crate) fn check_types(
+    tensors: &Tensors,
+    layout: &Layout,
+    loaded: DType,
+) -> Result<(), ZeroOptimizerError> {
+    let tensors = || tensors.iter().map(|(tensor, _)| tensor);
+    let with_master: HashSet<_> = tensors()
+        .filter(|tensor| tensor.spec.name.ends_with(".master"))
+        .map(|tensor| tensor.parameter)
+        .collect();
+    for tensor in tensors() {
+        let ParameterSpec { path, dtype, .. } = &layout.parameters()[tensor.parameter];
+        let is_float = matches!(
+            tensor.spec.dtype,
+            Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16
+        );
+        let kept = match dtype {
+            DType::F64 => DType::F32,
+            _ => loaded,
+        };
+        if is_float && *dtype != kept && !with_master.contains(&tensor.parameter) {
+            let (path, dtype) = (path.clone(), *dtype);
+            return Err(ZeroOptimizerError::StateDtype { path, dtype, kept });
+        }
+    }
+    Ok(())
 }
 
 /// The entries of a map in a tree.

@@ -76,7 +76,7 @@ impl<T: Send + 'static> Pending<T> {
 #[derive(Clone)]
 pub struct Member(Arc<LeaveOnDrop>);
 
-/// LeaveOnDrop the group when dropped.
+/// Leaves the group when dropped.
 struct LeaveOnDrop(Arc<Queue>);
 
 thread_local! {
@@ -127,8 +127,7 @@ impl Drop for LeaveOnDrop {
             let message = message.unwrap_or_else(|| "its thread unwinds".to_owned());
             queue.panicked(message);
         }
-        queue.tell(|state| state.is_closed = true);
-        queue.wait(|state| state.has_ended.then_some(()));
+        queue.leave();
     }
 }
 
@@ -210,7 +209,7 @@ impl Queue {
         drop(refused); // outside of the lock
     }
 
-    /// Waits for the next job; `None` if the group is dropped and everything is done, or if it is lost.
+    /// Waits for the next job; `None` if the rank leaves the group and everything is done, or if the group is lost.
     pub fn next(&self) -> Option<Job> {
         let mut state = self.state.lock();
         while state.fault.is_none() && state.waiting.is_empty() && !state.is_closed {
@@ -250,8 +249,17 @@ impl Queue {
         self.state.lock().fault.clone()
     }
 
+    /// Leaves the group when the submitted jobs are done, and waits for that. Jobs that are submitted later fail: clones of the group may
+    /// remain, such as in a graph that autodiff has not freed.
+    pub fn leave(&self) {
+        self.tell(|state| state.is_closed = true);
+        self.wait(|state| state.has_ended.then_some(()));
+    }
+
     /// Notes that the communication thread has left the group or found it lost.
     pub fn end(&self) {
+        let rank = self.rank;
+        self.fail(&GroupFault::Ended { rank });
         self.tell(|state| state.has_ended = true);
     }
 }

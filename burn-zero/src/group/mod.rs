@@ -43,5 +43,6 @@ pub use member::{Job, Member, Pending};
 pub use mpi::MpiGroup;
 pub use options::{GroupFault, GroupOptions};
 pub use process_group::ProcessGroup;
+pub(crate) use process_group::agree_on_entries;
 pub use simulated::SimulatedRank;
 pub use threads::{SingleRank, ThreadGroup};

@@ -89,7 +89,7 @@ pub enum GroupFault {
         message: String,
     },
 
-    /// A rank dropped its group while others still called.
+    /// A rank dropped its group, or its function returned, while others still called.
     #[error("rank {peer} left after {calls} collectives, but rank {rank} calls {call}")]
     PeerLeft {
         /// The rank that found it.
@@ -100,6 +100,13 @@ pub enum GroupFault {
         peer: usize,
         /// Collectives in which that rank took part.
         calls: u64,
+    },
+
+    /// A call of a rank that has left its group, because the rank's function has returned.
+    #[error("rank {rank} has left its group: it makes collectives only until its function returns")]
+    Ended {
+        /// The rank.
+        rank: usize,
     },
 
     /// A rank called [`ProcessGroup::abort`](super::ProcessGroup::abort).

@@ -141,3 +141,38 @@ pub trait ProcessGroup: Send + Sync + Debug {
         }
     }
 }
+
+/// Checks that all ranks have the same list of texts without line breaks.
+///
+/// # Errors
+///
+/// [`ZeroError::Disagreement`] on all ranks, with the first entry of this rank's list that differs from that of another rank; those of the
+/// group.
+pub(crate) fn agree_on_entries(
+    group: &dyn ProcessGroup,
+    label: &str,
+    entries: &[String],
+) -> Result<(), ZeroError> {
+    let own = entries.join("\n");
+    let lists = group.gather_bytes(label, own.as_bytes().to_vec())?;
+    let Some(peer) = lists.iter().position(|other| other != own.as_bytes()) else {
+        return Ok(());
+    };
+    let other = String::from_utf8_lossy(&lists[peer]);
+    let other: Vec<_> = other.lines().collect();
+    let entry = |index| {
+        let own = entries.get(index).map_or("none", String::as_str);
+        (own, other.get(index).copied().unwrap_or("none"))
+    };
+    let differs = |&index: &usize| entry(index).0 != entry(index).1;
+    let longest = entries.len().max(other.len());
+    let index = (0..longest).find(differs).unwrap_or(longest);
+    let (value, peer_value) = entry(index);
+    Err(ZeroError::Disagreement {
+        label: format!("{label}, entry {index}"),
+        rank: group.rank(),
+        value: value.to_owned(),
+        peer,
+        peer_value: peer_value.to_owned(),
+    })
+}

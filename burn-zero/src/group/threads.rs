@@ -72,7 +72,7 @@ impl ThreadGroup {
     }
 
     /// Runs `rank` on `world_size` threads, each with its rank, and returns their results in the order of ranks, when all have
-    /// ended.
+    /// ended. A rank leaves the group when its function returns, even if a clone of the group remains.
     ///
     /// A thread cannot be ended from outside. If ranks have failed and others do not end, because they hang or still compute, the process
     /// ends with the fault on stderr: see [`GroupOptions::deadline`].
@@ -122,13 +122,16 @@ impl ThreadGroup {
         })
     }
 
-    /// Runs a rank on this thread. If it panics, the others' collectives fail with its message at once.
+    /// Runs a rank on this thread. It leaves the group when it returns; if it panics, the others' collectives fail with its message at
+    /// once.
     fn guard<R>(self, rank: impl FnOnce(Self) -> R) -> Result<R, ZeroError> {
         let Self { member, mailboxes } = self.clone();
         let result = catch_unwind(AssertUnwindSafe(|| rank(self)));
         let queue = member.queue();
         let result = result.map_err(|panic| queue.panicked(panic_message(&*panic)).into());
         mailboxes.tell_all(|state| state.ended[queue.rank] = true);
+        // At stage 3 a graph without a backward pass, which autodiff has not freed, has clones of the group.
+        queue.leave();
         result
     }
 }

@@ -91,6 +91,21 @@ pub enum ZeroOptimizerError {
         reason: String,
     },
 
+    /// State of an optimizer whose type a record does not keep.
+    #[error(
+        "{path} is {dtype:?}, but a record keeps the optimizer's state of it as {kept:?}, because Burn's records of tensors have no \
+         type of their own: train parameters in {kept:?}, under autocast if the model computes in a lower precision, or with \
+         `OffloadedAdamW`, whose state is f32 and resumes exactly"
+    )]
+    StateDtype {
+        /// Path of the parameter.
+        path: String,
+        /// Its type.
+        dtype: DType,
+        /// The type of the state when it is loaded.
+        kept: DType,
+    },
+
     /// A layer inside the sharded optimizer that decides about whole steps: there it sees one rank's shards.
     #[error(
         "a {layer} is inside the ZeroOptimizer: put it outside, as in `scaler.wrap(MultiSteps::new(zero, accumulation)?)`"

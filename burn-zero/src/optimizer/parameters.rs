@@ -160,10 +160,9 @@ impl Parameters {
         )))
     }
 
-    /// A description that must be equal on all ranks.
-    pub(super) fn describe(&self) -> String {
-        let all: Vec<_> = self.list.iter().map(describe).collect();
-        all.join(", ")
+    /// Descriptions that must be equal on all ranks.
+    pub(super) fn describe(&self) -> Vec<String> {
+        self.list.iter().map(describe).collect()
     }
 }
 

@@ -15,11 +15,11 @@ use super::statistics::{Statistics, independent_if_shared};
 use super::trial;
 use super::zero_optimizer::ZeroOptimizer;
 use crate::backend::{attach, leaf_node, stream};
-use crate::group::{BufferDtype, HostBuffer, ProcessGroup};
+use crate::group::{BufferDtype, HostBuffer, ProcessGroup, agree_on_entries};
 use crate::host::{HostRead, exchanged, floats};
 use crate::module::replace_tensors;
 use crate::parameters::{Frozen, ParameterStore, Parts, offloaded, own_shards, replace_parameters};
-use crate::reduce::{GradientReducer, Layout};
+use crate::reduce::{GradientReducer, Layout, ParameterSpec};
 use crate::{Memory, ZeroError, ZeroOptimizerError, raise, state};
 use burn_decorator::module::for_each_float;
 
@@ -103,13 +103,16 @@ impl<O> ZeroOptimizer<O> {
             return Err(ZeroOptimizerError::OtherModel(what.into()).into());
         }
         trial::agree(&*group, tried)?;
-        group.agree_equal("parameters", &parameters.describe())?;
+        agree_on_entries(&*group, "parameters", &parameters.describe())?;
 
         let paths = parameters.list.iter().filter(|_| gathers_units);
         if gathers_units {
-            let units = paths.clone().map(|parameter| self.unit(&parameter.path));
+            let units = paths.clone().map(|ParameterSpec { path, .. }| {
+                let unit = self.unit(path);
+                format!("{path} in {unit}")
+            });
             let units: Vec<_> = units.collect();
-            group.agree_equal("units of the parameters", &units.join(", "))?;
+            agree_on_entries(&*group, "units of the parameters", &units)?;
         }
         let mut are_there: HashSet<_> = paths.map(|parameter| parameter.path.clone()).collect();
         let frozen = self.prepared.lock().frozen.clone();

@@ -171,6 +171,15 @@ fn a_rank_that_leaves_is_named_at_once() {
     }
 }
 
+#[test]
+fn a_clone_that_outlives_its_ranks_function_makes_no_collectives() {
+    let groups = spawn(2, |group| group.barrier("step 0").map(|()| group)).unwrap();
+    for (rank, group) in groups.into_iter().enumerate() {
+        let ended = fault(group.unwrap().barrier("step 1").unwrap_err());
+        assert_eq!(ended, GroupFault::Ended { rank });
+    }
+}
+
 /// Runs a call on four ranks, another one on rank 2, and returns the fault.
 fn mismatch(usual: impl Fn(&ThreadGroup) + Sync, other: impl Fn(&ThreadGroup) + Sync) -> String {
     let texts = spawn(4, |group| {

@@ -1,11 +1,14 @@
 //! Parameters without a gradient.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use burn::module::{Module, Param};
 use burn::optim::{AdamWConfig, GradientsParams, MultiGradientsParams, Optimizer};
 use burn::prelude::*;
-use burn_zero::{Stage, ZeroOptimizer};
+use burn_zero::{
+    GroupFault, GroupOptions, ProcessGroup, Stage, ThreadGroup, ZeroError, ZeroOptimizer,
+};
 
 use super::support::*;
 
@@ -92,6 +95,32 @@ fn nor_does_it_keep_a_dropped_optimizer() {
         assert_eq!(Arc::strong_count(&group), 1);
         Ok(())
     });
+}
+
+/// At stage 3 that graph keeps the group: a rank leaves it when its function returns.
+#[test]
+fn a_rank_that_returns_after_a_forward_pass_has_left() {
+    let deadline = GroupOptions::with_deadline(Duration::from_secs(60));
+    for stage in WITH_PARAMETERS {
+        let results = ThreadGroup::spawn(2, deadline.clone(), |group| {
+            let group: Arc<dyn ProcessGroup> = Arc::new(group);
+            let adam = AdamWConfig::new().init();
+            let mut optimizer = ZeroOptimizer::new(adam, group.clone(), small_buckets(stage))?;
+            let model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
+            let loss = model.loss(batch(0, group.rank(), 2));
+            if group.rank() == 1 {
+                return Ok(loss); // whose graph gathers parameters
+            }
+            group.barrier("after the forward pass").map(|()| loss)
+        });
+        let [zero, one] = <[_; 2]>::try_from(results.unwrap()).unwrap();
+        let left = zero.map(drop).unwrap_err();
+        assert!(
+            matches!(left, ZeroError::Group(GroupFault::PeerLeft { peer: 1, .. })),
+            "{stage:?}: {left}"
+        );
+        drop(one);
+    }
 }
 
 #[test]

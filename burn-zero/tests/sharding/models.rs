@@ -98,6 +98,47 @@ fn a_type_that_ranks_do_not_exchange_is_refused() {
     assert_eq!((path.as_str(), dtype), ("weight", burn::tensor::DType::F64));
 }
 
+#[test]
+fn ranks_whose_models_differ_get_the_first_parameter_that_does() {
+    let errors = on_each_rank(3, |group| {
+        let mut model = Net::<B>::new(&Default::default());
+        if group.rank() == 2 {
+            model.first.bias = None;
+        }
+        let sgd = SgdConfig::new().init();
+        let mut optimizer = ZeroOptimizer::new(sgd, group, ZeroSettings::default()).unwrap();
+        optimizer.prepare::<B, _>(model).unwrap_err().to_string()
+    });
+    let [bias, tied] = ["first.bias [11] F32", "tied [11, 13] F32"];
+    let said = |own: usize, value, peer: usize, other| {
+        format!(
+            "parameters, entry 1: rank {own} has `{value}`, but rank {peer} has `{other}`; all ranks must have the same"
+        )
+    };
+    let expected = [
+        said(0, bias, 2, tied),
+        said(1, bias, 2, tied),
+        said(2, tied, 0, bias),
+    ];
+    assert_eq!(errors, expected);
+}
+
+#[test]
+fn a_rank_that_has_fewer_parameters_is_named() {
+    let errors = on_each_rank(2, |group| {
+        let mut weights = vec![Block::<B, 2>::new(), Block::new()];
+        weights.truncate(2 - group.rank());
+        let sgd = SgdConfig::new().init();
+        let mut optimizer = ZeroOptimizer::new(sgd, group, ZeroSettings::default()).unwrap();
+        optimizer.prepare::<B, _>(weights).unwrap_err().to_string()
+    });
+    assert!(
+        errors[1].contains("rank 1 has `none`, but rank 0 has `1.weight [2, 2] F32`"),
+        "{}",
+        errors[1]
+    );
+}
+
 /// What has no gradient.
 #[derive(Module, Debug)]
 struct Tables<B: Backend> {

@@ -12,10 +12,11 @@ use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{
     AdaGradConfig, AdamConfig, AdamW, AdamWConfig, AdanConfig, GradientsParams,
-    MultiGradientsParams, Optimizer, RmsPropConfig,
+    MultiGradientsParams, Optimizer, RmsPropConfig, SgdConfig,
 };
 use burn::prelude::*;
 use burn::record::Record;
+use burn::tensor::DType;
 use burn_accum::{AccumConfig, MultiSteps};
 use burn_amp::{GradScaler, GradScalerConfig, ScaledOptimizer};
 use burn_decorator::gradient::non_finite_on_any_rank;
@@ -24,7 +25,7 @@ use burn_store::{ModuleSnapshot, SafetensorsStore};
 use burn_zero::record::{Keep, ShardedRecord, TrainingState};
 use burn_zero::{
     OffloadConfig, ParameterShards, Partition, ProcessGroup, RecordError, Recorder, Stage,
-    Training, ZeroOptimizer, ZeroSettings, consolidate,
+    Training, ZeroOptimizer, ZeroOptimizerError, ZeroSettings, consolidate,
 };
 use tempfile::tempdir;
 
@@ -387,6 +388,129 @@ fn a_record_of_another_model_is_named_and_a_torn_one_is_no_new_start() {
                 .contains("rank-1-of-2.safetensors is missing"),
             "the file is named"
         );
+    }
+}
+
+/// Which has one parameter more or less than another.
+#[derive(Module, Debug)]
+struct Pair<B: Backend> {
+    first: Linear<B>,
+    second: Option<Linear<B>>,
+}
+
+/// The second parameter has one element: at stage 3 of several ranks, most have none of it.
+#[test]
+fn a_record_without_a_parameter_is_of_another_model_on_all_ranks() {
+    for stage in WITH_PARAMETERS {
+        let dir = tempdir().unwrap();
+        let pair = |has_second: bool| {
+            let linear = |inputs| {
+                let config = LinearConfig::new(inputs, 1).with_bias(false);
+                config.init::<B>(&Default::default())
+            };
+            let second = has_second.then(|| linear(1));
+            Pair {
+                first: linear(7),
+                second,
+            }
+        };
+        on_each_rank(3, |group| {
+            let (run, recorder) = build(group, stage, pair(false)).unwrap();
+            let state = TrainingState::at_step(1);
+            let saved = recorder.save::<B, _, _, _>(dir.path(), run.by_ref(), state, Keep::All);
+            saved.unwrap();
+        });
+        let errors = on_each_rank(3, |group| {
+            let (run, recorder) = build(group, stage, pair(true)).unwrap();
+            let loaded = recorder.load::<B, _, _, _>(dir.path(), None, run);
+            loaded.map(drop).unwrap_err()
+        });
+        for error in errors {
+            assert!(
+                matches!(&error, RecordError::OtherModel { reason, .. }
+                    if reason == "has no entry `model/second.weight`"),
+                "{stage:?}: {error}"
+            );
+        }
+    }
+}
+
+/// A model in bf16.
+#[derive(Module, Debug)]
+struct Low<B: Backend> {
+    weight: Param<Tensor<B, 1>>,
+}
+
+/// A training of that model after a step, and its recorder.
+fn low<O: Optimizer<ParameterShards<B>, B>>(
+    group: Arc<dyn ProcessGroup>,
+    inner: O,
+) -> (Training<Low<B>, ZeroOptimizer<O>, f64>, Recorder) {
+    let settings = ZeroSettings::stage(Stage::Gradients);
+    let mut optimizer = ZeroOptimizer::new(inner, group, settings).unwrap();
+    let weight = values(6, 1);
+    let weight = Tensor::<B, 1>::from_data(weight.as_slice(), &Default::default());
+    let weight = Param::from_tensor(weight.cast(DType::BF16).detach());
+    let model = optimizer.prepare::<B, _>(Low { weight }).unwrap();
+    let recorder = optimizer.recorder().unwrap();
+    let training = Training {
+        model,
+        optimizer,
+        scheduler: 0.05,
+    };
+    (low_step(training), recorder)
+}
+
+fn low_step<O: Optimizer<ParameterShards<B>, B>>(
+    mut run: Training<Low<B>, ZeroOptimizer<O>, f64>,
+) -> Training<Low<B>, ZeroOptimizer<O>, f64> {
+    let loss = run.model.weight.val().square().sum();
+    let gradients = GradientsParams::from_grads(loss.backward(), &run.model);
+    run.model = run.optimizer.step(0.05, run.model, gradients);
+    run
+}
+
+/// Burn's record of a tensor has no type: bf16 moments would come back in f32, and meet bf16 gradients.
+#[test]
+fn state_whose_type_a_record_does_not_keep_is_refused() {
+    let dir = tempdir().unwrap();
+    let errors = on_each_rank(2, |group| {
+        let (run, recorder) = low(group.clone(), adam());
+        let save = |at| (dir.path(), TrainingState::at_step(at));
+        let (path, state) = save(1);
+        let saved = recorder.save::<B, _, _, _>(path, run.by_ref(), state, Keep::All);
+        let saved = saved.map(drop).unwrap_err();
+        group.barrier("refused").unwrap();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        group.barrier("nothing written").unwrap();
+
+        // No state, and f32 state by design.
+        let (plain, recorder) = low(group.clone(), SgdConfig::new().init());
+        let (path, state) = save(2);
+        let kept = recorder.save::<B, _, _, _>(path, plain.by_ref(), state, Keep::All);
+        kept.unwrap();
+        recorder.load::<B, _, _, _>(path, None, plain).unwrap();
+        let (host, recorder) = low(group.clone(), OffloadConfig::default().init().unwrap());
+        let (path, state) = save(3);
+        let kept = recorder.save::<B, _, _, _>(path, host.by_ref(), state, Keep::All);
+        kept.unwrap();
+        let (resumed, _) = recorder.load::<B, _, _, _>(path, None, host).unwrap();
+        low_step(resumed);
+
+        let (run, recorder) = low(group, adam());
+        let loaded = recorder.load::<B, _, _, _>(path, None, run);
+        [saved, loaded.map(drop).unwrap_err()]
+    });
+    for error in errors.into_iter().flatten() {
+        let RecordError::State(ZeroOptimizerError::StateDtype { path, dtype, kept }) = &error
+        else {
+            panic!("{error}")
+        };
+        assert_eq!(
+            (path.as_str(), *dtype, *kept),
+            ("weight", DType::BF16, DType::F32)
+        );
+        assert!(error.to_string().contains("OffloadedAdamW"), "{error}");
     }
 }
 

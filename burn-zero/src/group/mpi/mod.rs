@@ -110,6 +110,8 @@ impl MpiGroup {
         match &result {
             Ok(Err(error)) if !alone => group.abort(&error.to_string()),
             Err(panic) if !alone => drop(queue.panicked(panic_message(&**panic))),
+            // A graph that autodiff has not freed may have clones of the group.
+            Ok(_) => queue.leave(),
             _ => {}
         }
         result.unwrap_or_else(|panic| panic::resume_unwind(panic))
