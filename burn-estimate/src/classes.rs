@@ -57,11 +57,12 @@ impl<'a> Classes<'a> {
         }
     }
 
-    /// Bytes of the parameters, old and new ones once.
-    pub fn parameter_bytes(&self) -> u64 {
+    /// Bytes of the parameters that are trained, old and new ones once.
+    pub fn trained_bytes(&self) -> u64 {
         let storages = self.recording.storages.iter();
         let old = storages.filter(|it| it.parameter.is_some() && it.born <= self.recording.start);
-        old.map(|storage| storage.bytes).sum()
+        let bytes: u64 = old.map(|storage| storage.bytes).sum();
+        bytes.saturating_sub(self.recording.frozen_bytes)
     }
 
     pub fn backwards(&self) -> u64 {

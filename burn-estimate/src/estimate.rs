@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use burn::module::Module;
 use burn::tensor::backend::Backend;
+use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
 use burn_checkpoint::{ReadsInPlace, Recorder, RematStats, is_delivered};
 use burn_decorator::module::for_each_float;
@@ -126,8 +127,9 @@ where
     name_parameters::<B, M>(&model);
     let model = step(model);
     name_parameters::<B, M>(&model);
+    let frozen_bytes = frozen_bytes::<B, M>(&model);
     let before = sent();
-    let (mut estimate, model) = estimate_run(device, || {
+    let (mut estimate, model) = record(device, frozen_bytes, || {
         let model = step(model);
         // The new parameters.
         name_parameters::<B, M>(&model);
@@ -149,6 +151,10 @@ where
 /// assert_eq!((estimate.start_bytes, estimate.peak_bytes, sum.dims()), (0, 4004, [1]));
 /// ```
 pub fn estimate_run<R>(device: MetaDevice, run: impl FnOnce() -> R) -> (Estimate, R) {
+    record(device, 0, run)
+}
+
+fn record<R>(device: MetaDevice, frozen_bytes: u64, run: impl FnOnce() -> R) -> (Estimate, R) {
     // A second thread would free offloaded tensors at times that differ from run to run.
     let _simulated = (ReadsInPlace::on(), simulate_values());
     let before = RematStats::of_thread();
@@ -158,7 +164,8 @@ pub fn estimate_run<R>(device: MetaDevice, run: impl FnOnce() -> R) -> (Estimate
     let result = run();
     device.drain();
     let after = RematStats::of_thread();
-    let recording = ledger.lock().stop();
+    let mut recording = ledger.lock().stop();
+    recording.frozen_bytes = frozen_bytes;
     let mut estimate = Estimate::of(Arc::new(recording), Shares::NONE);
     let since = u64::saturating_sub;
     estimate.replayed_operations = since(after.replayed_operations, before.replayed_operations);
@@ -175,6 +182,25 @@ fn name_parameters<B: Backend, M: Module<B>>(model: &M) {
             label(path, || drop(B::float_neg(value)));
         }
     });
+}
+
+/// Bytes on the device of the parameters and running statistics that are not trained.
+fn frozen_bytes<B: Backend, M: Module<B>>(model: &M) -> u64 {
+    let (mut frozen, mut has_trained) = (BTreeMap::new(), false);
+    for_each_float(model, |_, id, value: FloatTensor<B>| {
+        let is_trained = B::float_is_require_grad(&value);
+        has_trained |= is_trained;
+        if !is_trained && !is_delivered::<B>(&value) {
+            let bytes = value.shape().num_elements() * value.dtype().size();
+            frozen.insert(id.val(), bytes as u64);
+        }
+    });
+    // A backend without autodiff says of none that it is trained.
+    if has_trained {
+        frozen.values().sum()
+    } else {
+        0
+    }
 }
 
 impl Estimate {
@@ -385,7 +411,7 @@ impl Weighed {
                 }
             }
         }
-        let (buckets, shards) = shares.added_bytes(classes.parameter_bytes());
+        let (buckets, shards) = shares.added_bytes(classes.trained_bytes());
         if update != u64::MAX {
             add(update, (shards as i64, 0), 1);
         }

@@ -120,6 +120,8 @@ pub(crate) struct Transfer {
 pub(crate) struct Recording {
     /// When it began.
     pub start: u64,
+    /// Bytes of the parameters that are not trained.
+    pub frozen_bytes: u64,
     /// All storages that were alive at some time of it.
     pub storages: Vec<Storage>,
     /// When phases began.

@@ -81,7 +81,7 @@ impl Estimate {
         let mut reserved = Reserved::new(pools);
         let classes = Classes::new(&self.recording);
         classes.allocate_in(&self.shares, &mut reserved)?;
-        let (buckets, shards) = self.shares.added_bytes(classes.parameter_bytes());
+        let (buckets, shards) = self.shares.added_bytes(classes.trained_bytes());
         Some(reserved.bytes() + buckets + shards)
     }
 }

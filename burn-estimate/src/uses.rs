@@ -12,6 +12,7 @@ use crate::shares::Shares;
 
 /// The parameters of a step, and what moves for those that are on the device only while an operation uses them.
 pub(crate) struct Uses {
+    /// Of those that are trained.
     pub parameter_bytes: u64,
     /// Backward passes of the step.
     pub backwards: u64,
@@ -170,7 +171,7 @@ impl Classes<'_> {
         units.dedup();
         let rounded = parameters.values().filter(|(own, gathered)| gathered < own);
         Uses {
-            parameter_bytes: self.parameter_bytes(),
+            parameter_bytes: self.trained_bytes(),
             backwards: self.backwards(),
             delivered_bytes: deliveries.iter().map(|delivery| delivery.bytes.1).sum(),
             gathered_bytes: units.iter().map(|unit| of_unit[unit]).sum(),

@@ -23,7 +23,7 @@ use burn_flex::Flex;
 use burn_zero::{Stage, ZeroSettings};
 use clap::{Parser, ValueEnum};
 
-use examples::backend::with_fusion;
+use examples::backend::{BackendName, with_fusion};
 use examples::gpt::loader::TokenBatch;
 use examples::gpt::model::{Gpt, GptConfig};
 use examples::gpt::options::Options;
@@ -231,6 +231,25 @@ impl Fit {
         self.gpt.validate()?;
         if self.gpt.config.is_some() {
             return Err("fit reads no --config: give what it says as options".into());
+        }
+        let refused = [
+            (
+                self.gpt.memory_limit.is_some(),
+                "--memory-limit: say --memory",
+            ),
+            (self.gpt.memory_plot.is_some(), "--memory-plot: say --plot"),
+            (
+                self.gpt.backend != BackendName::Flex,
+                "--backend: say --device",
+            ),
+        ];
+        if let Some((_, option)) = refused.iter().find(|(is_given, _)| *is_given) {
+            return Err(format!("fit has no {option}").into());
+        }
+        let stage = self.gpt.zero.unwrap_or_default();
+        let several = self.gpt.ranks.is_some_and(|ranks| ranks > 1);
+        if self.gpt.offload_param && several && stage != Stage::Parameters {
+            return Err("fit estimates --offload-param on one rank, or with --zero 3".into());
         }
         let mut model = self.gpt.model();
         if let Some(parameters) = self.params {
@@ -466,8 +485,7 @@ fn settings(effective_batch: usize, asked: Setting) -> Vec<Setting> {
 impl Setting {
     /// Whether something of the device is in host memory.
     fn uses_host(&self) -> bool {
-        let parameters = self.ranks == 1 && self.stage == Stage::Parameters;
-        self.offload || parameters || self.checkpoint == Checkpoint::Offload
+        self.offload || self.stage == Stage::Parameters || self.checkpoint == Checkpoint::Offload
     }
 
     fn same_but_for_batches(&self, other: &Self) -> bool {
@@ -910,12 +928,21 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_settings_is_refused() {
-        let fit = Fit::parse_from(["fit", "--memory", "1G", "--config", "ds.json"]);
-        let Err(error) = fit.run_on(CPU) else {
-            panic!("it is not read")
-        };
-        assert!(error.to_string().starts_with("fit reads no --config"));
+    fn what_is_not_read_is_refused() {
+        for (options, says) in [
+            ("--config ds.json", "fit reads no --config"),
+            ("--effective-batch 8 --memory-limit 100", "say --memory"),
+            ("--memory-plot step.svg", "say --plot"),
+            ("--ranks 8 --offload-param --zero 1", "with --zero 3"),
+        ] {
+            let options = ["fit", "--memory", "1G"]
+                .into_iter()
+                .chain(options.split(' '));
+            let Err(error) = Fit::parse_from(options).run_on(CPU) else {
+                panic!("it is not read")
+            };
+            assert!(error.to_string().contains(says), "{error}");
+        }
     }
 
     #[test]

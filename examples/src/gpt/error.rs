@@ -37,7 +37,7 @@ pub enum GptError {
     Resume(String),
 
     /// The training ended before its last step.
-    #[error("stopped, with {steps} steps recorded: {reason}; --resume goes on from there")]
+    #[error("stopped, with {steps} steps recorded: {reason}{}", if *steps > 0 { "; --resume goes on from there" } else { "" })]
     Stopped {
         /// Steps before the last record.
         steps: usize,

@@ -207,7 +207,8 @@ impl<B: AutodiffBackend> Run<'_, B> {
         if let Some(error) = scaler.error() {
             return Err(error.into());
         }
-        if interrupter.should_stop() {
+        // Burn's terminal display resets the flag when it ends, but not the message.
+        if interrupter.should_stop() || interrupter.get_message().is_some() {
             let recorded = epochs.last().map_or(first_epoch - 1, |last| last.epoch);
             return Err(GptError::Stopped {
                 steps: plan.updates_of(recorded + 1).start,

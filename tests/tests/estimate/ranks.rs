@@ -361,3 +361,32 @@ fn so_it_is_under_autocast_at_stage_3() {
     derived_is_what_ranks_take::<Autocast<Alone>, Autocast<Ranks>>("bf16 gpt", &gpt, &stages);
     derived_is_what_ranks_take::<Autocast<Alone>, Autocast<Ranks>>("bf16 layers", &Layers, &stages);
 }
+
+/// As with LoRA: what is not trained is neither reduced nor sharded.
+#[test]
+fn frozen_parameters_send_nothing() {
+    let _turn = turn();
+    let device = MetaDevice::new(13);
+    let sent_bytes = |with_frozen: bool| {
+        let linear = || LinearConfig::new(64, 64).with_bias(false).init(&device);
+        let (trained, frozen): (_, Option<Linear<Alone>>) =
+            (linear(), with_frozen.then(|| linear().no_grad()));
+        let mut optimizer = AdamWConfig::new().init();
+        let (alone, _) = estimate_on::<Alone, _>(device, (trained, frozen), |model| {
+            let x = Tensor::<Alone, 2>::ones([4, 64], &device);
+            let y = model.0.forward(x);
+            let y = model.1.iter().fold(y, |y, frozen| frozen.forward(y));
+            let gradients = GradientsParams::from_grads(y.mean().backward(), &model);
+            optimizer.step(1e-3, model, gradients)
+        });
+        let shares = Shares {
+            ranks: 8,
+            optimizer_state: true,
+            gradients: true,
+            ..Shares::NONE
+        };
+        alone.shared(shares).sent_bytes
+    };
+    assert_eq!(sent_bytes(true), sent_bytes(false));
+    assert_eq!(sent_bytes(false), 2 * (64 * 64 * 4) * 7 / 8);
+}
