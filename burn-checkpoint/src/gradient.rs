@@ -44,11 +44,8 @@ impl Gradient {
         is_constant: bool,
         is_contiguous: bool,
     ) -> Option<Self> {
-        let retired = memory
-            .budget()?
-            .marked(is_constant)
-            .lock()
-            .add(extent.bytes);
+        let marked = memory.budget()?.marked(is_constant);
+        let retired = marked.lock().add(extent.bytes);
         memory.counts.add(extent.bytes);
         let counted = Counted::Here(memory, retired);
         Some(Self(Arc::new(Marked {

@@ -113,6 +113,10 @@ fn trial<B: Backend, R: StepResult>(
         Some(reason) => Err(reason),
         None => synced(),
     });
+    if result.is_err() && micro_batch > 1 {
+        // Autodiff keeps what a forward pass left until the next backward pass.
+        let _ = trial::attempt(|| step(1));
+    }
     // Work that a failed step left in the queue may fail here too; afterwards the queue is empty.
     let _ = trial::attempt(synced);
     let cleaned = trial::attempt(|| B::memory_cleanup(device));

@@ -45,8 +45,8 @@ use crate::error::RematError;
 /// A budget drops the recipes of a step's results, and of tensors that an earlier step made. It detects steps: a backward pass begins with
 /// a tensor `[1]` of ones. A forward pass begins with the first of: a linear layer, a convolution or attention on anything but gradients; a
 /// module or activation function on new parameters; an upload of a batch; a scope. Where a forward pass has none of these, call
-/// [`InstalledBudget::step`](crate::InstalledBudget::step) after each backward pass, or after the optimizer step if one follows: otherwise
-/// the recipes of tensors that one step hands to the next, such as running statistics, reach through all steps.
+/// [`InstalledBudget::step`](crate::InstalledBudget::step) after each backward pass, or after the optimizer step if one follows, and in a
+/// validation after each batch: otherwise recipes of tensors that one hands to the next, such as sums of losses, reach through all of them.
 ///
 /// A forward pass that makes a tensor `[1]` of ones itself is taken for a backward pass from there on: what is computed from that tensor is
 /// not recorded until the next scope or upload, so less is evicted. Values are correct even if a pass is taken for the other.

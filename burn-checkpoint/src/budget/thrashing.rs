@@ -71,15 +71,15 @@ impl Thrashing {
         endless
     }
 
-    /// A step is over: returns whether it has wasted more than it has computed.
+    /// A step is over: returns whether it has wasted more than it has computed; not without a limit, where only scopes replay.
     pub fn judge(&self, limit: Option<u64>) -> bool {
         let waste_ns = std::mem::take(&mut *self.waste.lock()).ns;
-        let thrashes = waste_ns > self.computed_ns();
-        if thrashes {
-            self.say(waste_ns, limit.unwrap_or(0));
+        let exceeded = limit.filter(|_| waste_ns > self.computed_ns());
+        if let Some(limit) = exceeded {
+            self.say(waste_ns, limit);
         }
         self.computed_ns.store(0, Ordering::Relaxed);
-        thrashes
+        exceeded.is_some()
     }
 
     fn say(&self, waste_ns: f64, limit: u64) {
@@ -115,6 +115,8 @@ mod tests {
             thrashing.replayed(replayed);
             thrashing.searched(searched, 1);
             assert_eq!(thrashing.judge(Some(1)), thrashes, "{computed} {replayed}");
+            thrashing.replayed(1.0);
+            assert!(!thrashing.judge(None));
         }
     }
 
