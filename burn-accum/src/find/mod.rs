@@ -114,7 +114,7 @@ fn trial<B: Backend, R: StepResult>(
         None => synced(),
     });
     if result.is_err() && micro_batch > 1 {
-        // Autodiff keeps what a forward pass left until the next backward pass.
+        // Autodiff keeps the tape of a failed forward pass until the next backward pass.
         let _ = trial::attempt(|| step(1));
     }
     // Work that a failed step left in the queue may fail here too; afterwards the queue is empty.

@@ -6,7 +6,7 @@ use burn::{
 
 use crate::flush;
 
-/// Windows of a rehearsal, and their micro-steps.
+/// The micro-steps of each window of a rehearsal.
 const WINDOWS: [usize; 2] = [2; 2];
 
 /// Trains for a few micro-steps, as Burn's `Learner` does, and drops the result: a trial of

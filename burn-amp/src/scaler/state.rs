@@ -72,7 +72,7 @@ pub(crate) struct State {
     pub(super) is_explained: bool,
     pub(super) last_step: Option<LastStep>,
     pub(super) first_non_finite: Option<FirstNonFinite>,
-    /// Whether a record was loaded since the last step.
+    /// Whether a record with a scale was loaded since the last step.
     is_restored: bool,
     /// The first error; it stays.
     pub(super) error: Option<AmpError>,
@@ -271,24 +271,20 @@ impl State {
     }
 
     pub(super) fn load_record(&mut self, saved: Option<ScalerState>) {
-        if !self.is_enabled() {
+        // The record of another optimizer may have held the scale.
+        if !self.is_enabled() || saved.is_none() && self.is_restored {
             return;
         }
+        self.reset();
+        self.is_restored = saved.is_some();
         match saved {
             Some(saved) => {
-                self.reset();
                 self.scale.loss_scale.restore(saved.loss_scale);
                 self.counters = saved.counters;
-                self.is_restored = true;
             }
-            // The record of another optimizer held it.
-            None if self.is_restored => {}
-            None => {
-                self.reset();
-                log::info!(
-                    "the optimizer's record holds no loss scale: it starts from its initial value"
-                );
-            }
+            None => log::info!(
+                "the optimizer's record holds no loss scale: it starts from its initial value"
+            ),
         }
     }
 

@@ -257,7 +257,7 @@ impl Budget {
 
     #[cold]
     fn evict_for(&self, op: &'static str, bytes: u64, limit: u64) {
-        crate::unwound::free();
+        crate::unwound::free(); // what a panic left still counts
         // After a search in vain another one is worth its time only once live bytes have changed.
         let stuck = self.stuck.load(Ordering::Relaxed);
         // If they were less meanwhile, tensors made in place of the freed ones may be evictable.
