@@ -78,7 +78,7 @@
 //! | context | `context`, `install` | a thread's open scopes, budget in force (its own or the process's), counters |
 //! | handle | `handle`, `outputs`, `scope`, `call`, `delivered` | the tensor of `Remat`; the ends of scopes; recording an operation; tensors that are there during their uses |
 //! | backend | `decorator` | `Remat` from the table of operations |
-//! | tools | `chain`, `module`, `plan`, `plot`, `parameters`, `metric`, `linear_cross_entropy` | what is built on the public API |
+//! | tools | `chain`, `module`, `plan`, `plot`, `parameters`, `metric` | what is built on the public API |
 
 mod again;
 mod budget;
@@ -93,13 +93,11 @@ mod download;
 mod entry;
 mod error;
 mod extent;
-mod fused;
 mod gradient;
 mod handle;
 mod host_copy;
 mod install;
 mod kind;
-mod linear_cross_entropy;
 mod memory;
 mod metric;
 mod module;
@@ -136,14 +134,9 @@ pub use decorator::Remat;
 pub use delivered::{delivered, delivered_in_types, is_delivered};
 pub use download::ReadsInPlace;
 pub use error::{Need, OpResult, RematError};
-pub use fused::{AutodiffTensor, FusedBackward, Tape};
 pub use gradient::Gradient;
 pub use handle::{Handle, Managed};
 pub use install::{InstalledBudget, ProcessBudget, end_step};
-pub use linear_cross_entropy::{
-    Chunk, LinearCrossEntropy, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, OutOfRange,
-    TargetOutOfRange, Targets, linear_cross_entropy,
-};
 pub use metric::{HoldersMetric, RematMetric};
 pub use module::Checkpointed;
 pub use op::{OpInfo, op_table};
@@ -151,7 +144,7 @@ pub use outputs::Outputs;
 pub use parameters::name_parameters;
 pub use policy::{OpCall, PerOperation, Policy, SavePolicy};
 pub use replay::is_replaying;
-pub use scope::{checkpoint, checkpoint_labelled, checkpoint_with, evict};
+pub use scope::{checkpoint, checkpoint_labelled, checkpoint_with, evict, keeping};
 pub use stats::RematStats;
 pub use unwound::Held;
 pub use verify::Verify;

@@ -70,8 +70,19 @@ pub fn checkpoint_labelled<R: Outputs>(
     run(policy, Some(label.into()), region)
 }
 
-/// Runs something in a scope that keeps its tensors, and whose results are none of the scope around it.
-pub(crate) fn keeping<R>(region: impl FnOnce() -> R) -> R {
+/// Runs something in a scope that keeps its tensors, and whose results are none of the scope around it, which would evict them. For
+/// results that cost more to compute again than their bytes are worth, such as gradients that a loss computes in forward.
+///
+/// ```
+/// use burn::tensor::Tensor;
+/// use burn_checkpoint::{Remat, checkpoint, keeping};
+/// use burn_flex::Flex;
+///
+/// let x = Tensor::<Remat<Flex>, 1>::ones([4], &Default::default());
+/// let y = checkpoint(|| x.clone() + keeping(|| x.clone().exp())); // the exponential stays
+/// # let _ = y;
+/// ```
+pub fn keeping<R>(region: impl FnOnce() -> R) -> R {
     let mut result = None;
     checkpoint_with(Policy::Keep, || {
         result = Some(region());

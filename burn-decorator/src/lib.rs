@@ -74,12 +74,14 @@
 //! [`gradient`], what backends and optimizers must know about gradients; [`tape`], how code above decorators reaches autodiff's
 //! tensors below them; [`fused`], whether attention is one operation there; [`weight`], what a loss was multiplied by; [`reading_stream`], where another thread reads tensors; [`ensure_mended`], which refuses LibTorch without its mends; [`upload`], parameters that come from
 //! host memory when they are used; [`repeated_block`],
-//! which parameters a model uses together. With the feature `module`: `module`, tensors of a module by path; `device`, its device. With `train`: `non_finite`, which gradients are infinite or NaN; `gauge`, a number as a metric of
+//! which parameters a model uses together. With the feature `autodiff`: `autodiff`, operations of one's own on its tape. With `module`: `module`, tensors of a module by path; `device`, its device. With `train`: `non_finite`, which gradients are infinite or NaN; `gauge`, a number as a metric of
 //! the Learner. [`profile`] is what a device can do, for those that tell time from it.
 //!
 //! Moving to another Burn release means editing `src/table/release.rs`, which has the rows that only this release has; a test of the
 //! workspace walks the traits of the pinned Burn source and names every operation without a row.
 
+#[cfg(feature = "autodiff")]
+pub mod autodiff;
 mod block;
 pub mod cell;
 #[cfg(feature = "module")]

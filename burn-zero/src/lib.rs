@@ -141,7 +141,7 @@ pub mod shard;
 mod state;
 mod strategy;
 
-pub use backend::{HostTensor, PlacedTensor, Sharded, ShardedGradients, Tape, WithHost};
+pub use backend::{HostTensor, PlacedTensor, Sharded, ShardedGradients, WithHost};
 pub use config::{BatchConfig, BatchSizes, ConfigError, ZeroConfig};
 pub use error::ZeroError;
 pub use estimate::{Estimate, ModelStates, estimate};

@@ -1,16 +1,15 @@
 //! A handle as decorators above see it: its metadata, and autodiff's tape.
 
-use burn::backend::Autodiff;
-use burn::backend::autodiff::checkpoint::base::Checkpointer;
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops};
+use burn_autodiff::checkpoint::base::Checkpointer;
+use burn_autodiff::grads::Gradients;
+use burn_autodiff::ops::{Backward, Ops};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
+use burn_decorator::autodiff::{AutodiffTensor, record};
 use burn_decorator::tape::{self, Tape};
 
 use super::Remat;
 use crate::context;
-use crate::fused::record;
 use crate::handle::Handle;
 use crate::kind::Kind;
 
@@ -48,9 +47,9 @@ impl<B: Backend, K: Kind<B>> TensorMetadata for Handle<B, K> {
 }
 
 /// The tape of autodiff over [`Remat`].
-fn tape<B: Backend>() -> Tape<FloatTensor<Autodiff<Remat<B>>>> {
+fn tape<B: Backend>() -> Tape<AutodiffTensor<Remat<B>>> {
     Tape::new(
-        |tensor: &FloatTensor<Autodiff<Remat<B>>>| tensor.is_tracked(),
+        |tensor: &AutodiffTensor<Remat<B>>| tensor.is_tracked(),
         |loss, operand, gradient| {
             let result = loss.primitive.clone();
             record(Held, [&loss, &operand], gradient.primitive, result)

@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend};
-use burn_checkpoint::AutodiffTensor;
+use burn_decorator::autodiff::AutodiffTensor;
 
 use crate::reduce::GradientReducer;
 

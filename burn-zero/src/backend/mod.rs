@@ -13,6 +13,5 @@ mod with_host;
 
 pub(crate) use leaves::{attach, is_hooked, leaf_node, trained_leaf};
 pub use sharded::{Sharded, ShardedGradients};
-pub use tape::Tape;
 pub(crate) use with_host::on_host;
 pub use with_host::{HostTensor, PlacedTensor, WithHost};

@@ -5,13 +5,14 @@
 
 use core::convert::identity;
 
+use burn_decorator::autodiff::TapeBackend;
 use burn_decorator::types::*;
 use burn_decorator::{kind_type, map_operand, map_result};
 
 use super::leaves::{Depth, ask};
 use super::sharded::Sharded;
 use super::stream::draw;
-use super::tape::{Tape, enter};
+use super::tape::enter;
 
 /// Raises `$depth` to that of an operand.
 macro_rules! see {
@@ -87,7 +88,7 @@ macro_rules! method {
 /// One trait.
 macro_rules! implement {
     ($trait:ident $($class:ident $recipe:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
-        impl<A: Tape> $trait<Self> for Sharded<A> {
+        impl<A: TapeBackend> $trait<Self> for Sharded<A> {
             $(method! { $op($($arg: $kind),*) -> $ret })*
         }
     };

@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend, BackendTypes};
+use burn_decorator::autodiff::TapeBackend;
 use burn_decorator::weight::{GradientWeight, take};
 
 use super::leaves::{depth, forget_depth, leaves, node, reducers};
 use super::stream;
-use super::tape::{self, Tape};
+use super::tape;
 use super::with_host::{PlacedTensor, WithHost};
 use crate::reduce::GradientReducer;
 
@@ -28,12 +29,12 @@ pub struct Sharded<A> {
     inner: PhantomData<A>,
 }
 
-impl<A: Tape> BackendTypes for Sharded<A> {
+impl<A: TapeBackend> BackendTypes for Sharded<A> {
     burn_decorator::forward_types!(A, float tensor: A::FloatTensorPrimitive);
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl<A: Tape> Backend for Sharded<A> {
+impl<A: TapeBackend> Backend for Sharded<A> {
     burn_decorator::forward_device!(A, seed: stream::seed::<A>);
     burn_decorator::forward_dtypes!(A);
 
@@ -50,7 +51,7 @@ impl<A: Tape> Backend for Sharded<A> {
 ///
 /// With [`Memory::Host`](crate::Memory::Host) the shard is in host memory, as are the whole gradients of stages 0 and 1, and those of an
 /// [`OffloadedAdamW`](crate::OffloadedAdamW) outside of a [`ZeroOptimizer`](crate::ZeroOptimizer).
-pub struct ShardedGradients<A: Tape> {
+pub struct ShardedGradients<A: TapeBackend> {
     inner: A::Gradients,
     /// By node, of parameters whose gradients left or were replaced; `None` for one that has no gradient on any rank.
     left: HashMap<u64, Option<Gradient<A>>>,
@@ -64,7 +65,7 @@ type Inner<A> = WithHost<<A as AutodiffBackend>::InnerBackend>;
 type Gradient<A> = FloatTensor<Inner<A>>;
 
 #[deny(clippy::missing_trait_methods)]
-impl<A: Tape> AutodiffBackend for Sharded<A> {
+impl<A: TapeBackend> AutodiffBackend for Sharded<A> {
     type InnerBackend = Inner<A>;
     type Gradients = ShardedGradients<A>;
 
@@ -171,7 +172,7 @@ fn begin(reducer: &Arc<GradientReducer>) {
     }
 }
 
-impl<A: Tape> ShardedGradients<A> {
+impl<A: TapeBackend> ShardedGradients<A> {
     /// Notes that the gradient of a leaf has not left the graph, as that of a parameter which was replaced since the last step: the step
     /// reduces it. Also where this rank has none, as another may.
     fn note_stayed(&self, leaf: &FloatTensor<Sharded<A>>) {

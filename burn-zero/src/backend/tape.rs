@@ -15,7 +15,7 @@ use burn_autodiff::ops::{Backward, Ops};
 use burn_autodiff::{Autodiff, NodeId};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend, Shape, TensorMetadata};
-pub use burn_checkpoint::{AutodiffTensor, Tape};
+use burn_decorator::autodiff::AutodiffTensor;
 use burn_decorator::cell::with_value;
 
 use super::leaves::{Depth, OwnLeaf, Use, begin_use, leaves};

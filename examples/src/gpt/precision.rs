@@ -4,7 +4,8 @@ use std::fmt;
 
 use burn::backend::Autodiff;
 use burn_amp::{AmpConfig, Autocast, Configured, GradScalerConfig};
-use burn_checkpoint::{FusedBackward, Remat};
+use burn_checkpoint::Remat;
+use burn_fused::FusedBackward;
 use burn_zero::Sharded;
 use clap::ValueEnum;
 use serde::Serialize;

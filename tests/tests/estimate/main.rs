@@ -27,11 +27,12 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::module::attention;
 use burn_accum::{AccumConfig, MultiSteps};
 use burn_amp::{Autocast, Bf16, F16};
-use burn_checkpoint::{FusedBackward, MemoryBudget, Remat, RematStats};
+use burn_checkpoint::{MemoryBudget, Remat, RematStats};
 use burn_estimate::{
     DeviceProfile, Estimate, Holder, Kind, Meta, MetaDevice, Shares, estimate_run, estimate_step,
 };
 use burn_flex::Flex;
+use burn_fused::FusedBackward;
 use examples::gpt::recompute::Checkpoint;
 use peak_alloc::PeakAlloc;
 use programs::{Cnn, EncoderDecoder, Gpt, Mlp, Program, Recurrent};

@@ -4,7 +4,8 @@ use burn::backend::Autodiff;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor};
-use burn_checkpoint::{Chunk, LinearCrossEntropyLossConfig, Remat};
+use burn_checkpoint::Remat;
+use burn_fused::{Chunk, LinearCrossEntropyLossConfig};
 use examples::backend::BackendName;
 
 use super::{counters, idle, in_use, most_in_use, turn};

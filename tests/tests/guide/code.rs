@@ -23,10 +23,8 @@ use burn_accum::{
 };
 use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig, Watch, explain_overflow};
 use burn_checkpoint::plan::plan;
-use burn_checkpoint::{
-    FusedBackward, LinearCrossEntropy, LinearCrossEntropyLossConfig, MemoryBudget, Remat, checkpoint,
-    checkpoint_chain, profile_chain, profile_tail,
-};
+use burn_checkpoint::{MemoryBudget, Remat, checkpoint, checkpoint_chain, profile_chain, profile_tail};
+use burn_fused::{FusedBackward, LinearCrossEntropy, LinearCrossEntropyLossConfig};
 use burn_estimate::{DeviceMemory, Meta, MetaDevice, estimate_on, estimate_rank};
 use burn_tensorboard::TensorBoard;
 use burn_zero::{

@@ -8,8 +8,9 @@ use burn::tensor::module::attention;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{DType, Tensor};
 use burn_amp::{Autocast, Bf16, F16, Policy};
-use burn_checkpoint::{FusedBackward, Remat};
+use burn_checkpoint::Remat;
 use burn_flex::Flex;
+use burn_fused::FusedBackward;
 use tests::compare::{relative_error, values};
 
 tests::on_every_backend!(fused_gradients_are_those_of_autodiff);

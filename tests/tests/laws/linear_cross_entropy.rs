@@ -10,7 +10,8 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor};
 use burn_accum::{AccumConfig, Counted, MultiSteps};
 use burn_amp::{Autocast, F16, Off};
-use burn_checkpoint::{Chunk, LinearCrossEntropy, LinearCrossEntropyLossConfig, Remat, checkpoint};
+use burn_checkpoint::{Remat, checkpoint};
+use burn_fused::{Chunk, LinearCrossEntropy, LinearCrossEntropyLossConfig};
 use burn_zero::{
     GroupOptions, ParameterShards, ProcessGroup, Sharded, Stage, ThreadGroup, ZeroError,
     ZeroOptimizer, ZeroSettings,

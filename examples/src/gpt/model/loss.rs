@@ -2,7 +2,7 @@
 
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::prelude::*;
-use burn_checkpoint::LinearCrossEntropyLossConfig;
+use burn_fused::LinearCrossEntropyLossConfig;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,7 @@ pub enum Loss {
     /// From all logits, by Burn's `CrossEntropyLoss`
     #[default]
     Full,
-    /// In chunks of rows, by burn-checkpoint's `LinearCrossEntropyLoss`: for large vocabularies
+    /// In chunks of rows, by burn-fused's `LinearCrossEntropyLoss`: for large vocabularies
     Chunked,
 }
 

@@ -7,10 +7,11 @@ mod precision;
 use burn::backend::Autodiff;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor};
-use burn_checkpoint::{
-    Chunk, LinearCrossEntropy, LinearCrossEntropyLossConfig, Remat, Targets, linear_cross_entropy,
-};
+use burn_checkpoint::Remat;
 use burn_flex::Flex;
+use burn_fused::{
+    Chunk, LinearCrossEntropy, LinearCrossEntropyLossConfig, Targets, linear_cross_entropy,
+};
 
 type Plain = Autodiff<Flex>;
 type Managed = Autodiff<Remat<Flex>>;

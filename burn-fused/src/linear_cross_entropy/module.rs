@@ -28,7 +28,7 @@ impl LinearCrossEntropyLossConfig {
 /// use burn::nn::{Linear, LinearConfig};
 /// use burn::tensor::backend::Backend;
 /// use burn::tensor::{Int, Tensor};
-/// use burn_checkpoint::{LinearCrossEntropyLoss, LinearCrossEntropyLossConfig};
+/// use burn_fused::{LinearCrossEntropyLoss, LinearCrossEntropyLossConfig};
 ///
 /// # type Flex = burn_flex::Flex;
 /// /// In place of `cross_entropy.forward(head.forward(hidden), targets)`; any backend, with autodiff or without.

@@ -6,9 +6,10 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, IntDType, Tensor};
 use burn_amp::{Autocast, Bf16, Off};
 use burn_checkpoint::trace::{self, EventKind, Traced};
-use burn_checkpoint::{
-    Chunk, LinearCrossEntropyLossConfig, MemoryBudget, OutOfRange, Policy, RematStats,
-    TargetOutOfRange, Targets, checkpoint, checkpoint_with, linear_cross_entropy,
+use burn_checkpoint::{MemoryBudget, Policy, RematStats, checkpoint, checkpoint_with};
+use burn_fused::{
+    Chunk, LinearCrossEntropyLossConfig, OutOfRange, TargetOutOfRange, Targets,
+    linear_cross_entropy,
 };
 
 use super::*;

@@ -7,8 +7,8 @@ use burn::tensor::module::attention;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{DType, Distribution, Tensor, TensorPrimitive};
 use burn_amp::Autocast;
-use burn_checkpoint::FusedBackward;
 use burn_flex::Flex;
+use burn_fused::FusedBackward;
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]

@@ -8,8 +8,9 @@ use burn::tensor::module::attention;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, DType, Tensor, TensorData, TensorPrimitive};
 use burn_amp::{Autocast, Bf16, F16, Off, Policy};
-use burn_checkpoint::{FusedBackward, MemoryBudget, Remat, checkpoint};
+use burn_checkpoint::{MemoryBudget, Remat, checkpoint};
 use burn_flex::Flex;
+use burn_fused::FusedBackward;
 
 type Plain = Autodiff<Flex>;
 type Fused = FusedBackward<Autodiff<Flex>>;

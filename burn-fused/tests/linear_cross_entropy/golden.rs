@@ -4,7 +4,7 @@ use burn::nn::loss::Reduction;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{FloatDType, Tensor};
 use burn_amp::{Autocast, Off};
-use burn_checkpoint::{Chunk, LinearCrossEntropyLossConfig, Targets};
+use burn_fused::{Chunk, LinearCrossEntropyLossConfig, Targets};
 use serde_json::Value;
 
 use super::*;

@@ -4,7 +4,7 @@
 //! together. Here the rows are taken in chunks. The forward pass computes a chunk's part of the loss and of the gradients from its logits,
 //! then drops these. Backward multiplies the gradients by that of the loss: 1, a loss scale or the share of a micro-batch.
 //!
-//! With [`Remat`](crate::Remat) below autodiff that is an operation of its own on the tape, which multiplies in place and is reached through
+//! With [`Remat`](burn_checkpoint::Remat) below autodiff that is an operation of its own on the tape, which multiplies in place and is reached through
 //! decorators ([`burn_decorator::tape`]). On other backends it is a term of value 0 made from Burn's operations,
 //!
 //! ```text
@@ -31,8 +31,7 @@ pub use module::LinearCrossEntropyLoss;
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor};
 
-use crate::context;
-use crate::scope::keeping;
+use burn_checkpoint::{Recorder, keeping, recorder};
 use chunk::{Gradients, Logits, add_to};
 use items::Items;
 use tracking::{Tracking, untracked};
@@ -68,12 +67,12 @@ pub struct LinearCrossEntropy<B: Backend> {
 /// # Cost
 ///
 /// On a backend with autodiff the gradients are computed here: 3 products for each chunk, and in backward one pass over each gradient. With
-/// [`Remat`](crate::Remat) below autodiff operands that need no gradient, such as a frozen weight, cost no product; without it only leaves
+/// [`Remat`](burn_checkpoint::Remat) below autodiff operands that need no gradient, such as a frozen weight, cost no product; without it only leaves
 /// of autodiff are known, so all count as tracked. Few rows ([`Chunk::Auto`]) are one chunk that autodiff differentiates as usual. Without
 /// autodiff (`valid()`) only the loss is computed.
 ///
-/// Peak bytes beyond the operands, with [`Remat`](crate::Remat) below autodiff: 1.9 times the gradient of `weight`, with
-/// the chunks of [`Chunk::Auto`], the gradient of `hidden`, and small parts. Without it twice the gradient of `weight`. In a [`checkpoint`](crate::checkpoint()) scope and under a [`MemoryBudget`](crate::MemoryBudget) the
+/// Peak bytes beyond the operands, with [`Remat`](burn_checkpoint::Remat) below autodiff: 1.9 times the gradient of `weight`, with
+/// the chunks of [`Chunk::Auto`], the gradient of `hidden`, and small parts. Without it twice the gradient of `weight`. In a [`checkpoint`](burn_checkpoint::checkpoint()) scope and under a [`MemoryBudget`](burn_checkpoint::MemoryBudget) the
 /// gradients stay resident: they cost more to compute than anything else of their size.
 ///
 /// One number is read from the device, unless [`OutOfRange::Nan`] is chosen.
@@ -89,7 +88,7 @@ pub struct LinearCrossEntropy<B: Backend> {
 /// ```
 /// use burn::backend::Autodiff;
 /// use burn::tensor::{Int, Tensor};
-/// use burn_checkpoint::{LinearCrossEntropyLossConfig, linear_cross_entropy};
+/// use burn_fused::{LinearCrossEntropyLossConfig, linear_cross_entropy};
 ///
 /// type B = Autodiff<burn_flex::Flex>;
 /// let device = Default::default();
@@ -103,7 +102,7 @@ pub struct LinearCrossEntropy<B: Backend> {
 /// assert_eq!(weight.grad(&gradients).unwrap().dims(), [4, 5]);
 /// assert!((output.loss.into_scalar() - 5f32.ln()).abs() < 1e-6);
 /// assert_eq!(output.items.into_scalar(), 2.0);
-/// # Ok::<(), burn_checkpoint::TargetOutOfRange>(())
+/// # Ok::<(), burn_fused::TargetOutOfRange>(())
 /// ```
 pub fn linear_cross_entropy<B: Backend>(
     hidden: Tensor<B, 2>,
@@ -168,10 +167,10 @@ pub fn linear_cross_entropy<B: Backend>(
         }
         (loss.expect("at least one row"), gradients)
     };
-    let (mut loss, mut gradients) = match context::records() {
+    let (mut loss, mut gradients) = match recorder() {
+        Recorder::None => compute(),
         // Otherwise the tensors would belong to the outer scope, which evicts them.
-        true => keeping(compute),
-        false => compute(),
+        Recorder::Scope | Recorder::Budget => keeping(compute),
     };
     if let Some(gradient) = gradients.hidden.pop() {
         loss = tracking.attach(loss, hidden, gradient);

@@ -6,7 +6,7 @@ use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
 use burn_decorator::tape::{self, Tape};
 
-/// The tape that decorators offer where [`Remat`](crate::Remat) is below autodiff. Without one autodiff is reached only by Burn's operations,
+/// The tape that decorators offer where [`Remat`](burn_checkpoint::Remat) is below autodiff. Without one autodiff is reached only by Burn's operations,
 /// which report only of leaves whether they are tracked, so every operand counts as tracked: a gradient may be computed in vain, but none is
 /// lost.
 pub(super) struct Tracking<B: Backend>(Option<Tape<FloatTensor<B>>>);

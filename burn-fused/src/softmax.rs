@@ -1,25 +1,25 @@
 //! Softmax and its logarithm, differentiated from their results.
 
-use burn::backend::autodiff::checkpoint::base::Checkpointer;
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, unary};
+use burn_autodiff::checkpoint::base::Checkpointer;
+use burn_autodiff::grads::Gradients;
+use burn_autodiff::ops::{Backward, Ops, unary};
 use burn_backend::Backend;
 use burn_backend::ops::ActivationOps;
 use burn_backend::tensor::FloatTensor;
 
-use super::{Tape, record};
+use burn_decorator::autodiff::{TapeBackend, record};
 
-pub(super) fn softmax<A: Tape>(tensor: FloatTensor<A>, dim: usize) -> FloatTensor<A> {
+pub(super) fn softmax<A: TapeBackend>(tensor: FloatTensor<A>, dim: usize) -> FloatTensor<A> {
     let result = A::InnerBackend::softmax(tensor.primitive.clone(), dim);
     let operation = FromResult(softmax_backward::<A::InnerBackend>);
     record(operation, [&tensor], (result.clone(), dim), result)
 }
 
-pub(super) fn softmin<A: Tape>(tensor: FloatTensor<A>, dim: usize) -> FloatTensor<A> {
+pub(super) fn softmin<A: TapeBackend>(tensor: FloatTensor<A>, dim: usize) -> FloatTensor<A> {
     softmax::<A>(A::float_neg(tensor), dim)
 }
 
-pub(super) fn log_softmax<A: Tape>(tensor: FloatTensor<A>, dim: usize) -> FloatTensor<A> {
+pub(super) fn log_softmax<A: TapeBackend>(tensor: FloatTensor<A>, dim: usize) -> FloatTensor<A> {
     let result = A::InnerBackend::log_softmax(tensor.primitive.clone(), dim);
     let operation = FromResult(log_softmax_backward::<A::InnerBackend>);
     record(operation, [&tensor], (result.clone(), dim), result)

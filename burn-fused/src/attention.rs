@@ -1,19 +1,21 @@
 //! Attention, differentiated from query, key and value: its probabilities are computed again (FlashAttention, arXiv 2205.14135, section 3.1),
 //! one layer's at a time.
 
-use burn::backend::autodiff::checkpoint::base::Checkpointer;
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops};
+use burn_autodiff::checkpoint::base::Checkpointer;
+use burn_autodiff::grads::Gradients;
+use burn_autodiff::ops::{Backward, Ops};
 use burn_backend::ops::{AttentionModuleOptions, FloatTensorOps};
 use burn_backend::tensor::{BoolTensor, FloatTensor};
 use burn_backend::{Backend, Scalar, Shape, TensorMetadata, get_device_settings};
 
-use super::softmax::softmax_backward;
-use super::{Tape, cast, raise, record};
+use burn_decorator::autodiff::{TapeBackend, record};
+
+use crate::precision::{cast, raise};
+use crate::softmax::softmax_backward;
 
 /// `softmax(query keyᵀ scale) value`, the softmax in at least f32, 0 in rows that are masked in full. Composed by `A` with a bias, a soft
 /// cap, or fewer heads of keys and values than of queries.
-pub(super) fn attention<A: Tape>(
+pub(super) fn attention<A: TapeBackend>(
     query: FloatTensor<A>,
     key: FloatTensor<A>,
     value: FloatTensor<A>,

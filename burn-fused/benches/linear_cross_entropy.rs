@@ -13,8 +13,9 @@ use burn::backend::Autodiff;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::backend::Backend;
 use burn::tensor::{Distribution, Int, Tensor};
-use burn_checkpoint::{Chunk, LinearCrossEntropyLossConfig, Remat, checkpoint};
+use burn_checkpoint::{Remat, checkpoint};
 use burn_flex::Flex;
+use burn_fused::{Chunk, LinearCrossEntropyLossConfig};
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]

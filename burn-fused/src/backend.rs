@@ -5,10 +5,11 @@ use core::convert::identity;
 use core::marker::PhantomData;
 
 use burn_backend::{AutodiffBackend, Backend, BackendTypes};
+use burn_decorator::autodiff::TapeBackend;
 use burn_decorator::types::*;
 use burn_decorator::{kind_type, map_operand, map_result};
 
-use super::{Tape, attention, layer_norm, softmax};
+use crate::{attention, layer_norm, softmax};
 
 /// A backend that differentiates layer norm, softmax, log softmax and attention as one operation each:
 /// `Autocast<FusedBackward<Autodiff<Remat<Cuda>>>>`.
@@ -31,7 +32,7 @@ use super::{Tape, attention, layer_norm, softmax};
 /// ```
 /// use burn::backend::Autodiff;
 /// use burn::tensor::{Distribution, Tensor, activation::softmax};
-/// use burn_checkpoint::FusedBackward;
+/// use burn_fused::FusedBackward;
 /// use burn_flex::Flex;
 ///
 /// type B = FusedBackward<Autodiff<Flex>>;
@@ -43,13 +44,13 @@ use super::{Tape, attention, layer_norm, softmax};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FusedBackward<A>(PhantomData<A>);
 
-impl<A: Tape> Tape for FusedBackward<A> {}
+impl<A: TapeBackend> TapeBackend for FusedBackward<A> {}
 
-impl<A: Tape> BackendTypes for FusedBackward<A> {
+impl<A: TapeBackend> BackendTypes for FusedBackward<A> {
     burn_decorator::forward_types!(A, float tensor: A::FloatTensorPrimitive);
 }
 
-impl<A: Tape> Backend for FusedBackward<A> {
+impl<A: TapeBackend> Backend for FusedBackward<A> {
     burn_decorator::forward_device!(A, asked: burn_decorator::fused::say_attention);
     burn_decorator::forward_dtypes!(A);
 
@@ -67,7 +68,7 @@ macro_rules! forward {
     };
 }
 
-impl<A: Tape> AutodiffBackend for FusedBackward<A> {
+impl<A: TapeBackend> AutodiffBackend for FusedBackward<A> {
     type InnerBackend = A::InnerBackend;
     type Gradients = A::Gradients;
 
@@ -106,7 +107,7 @@ macro_rules! method {
 /// One trait.
 macro_rules! implement {
     ($trait:ident $($class:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
-        impl<A: Tape> $trait<Self> for FusedBackward<A> {
+        impl<A: TapeBackend> $trait<Self> for FusedBackward<A> {
             $(method! { $op($($arg: $kind),*) -> $ret })*
         }
     };

@@ -1,16 +1,18 @@
 //! Layer norm, differentiated from its operand.
 
-use burn::backend::autodiff::checkpoint::base::Checkpointer;
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops};
+use burn_autodiff::checkpoint::base::Checkpointer;
+use burn_autodiff::grads::Gradients;
+use burn_autodiff::ops::{Backward, Ops};
 use burn_backend::ops::ModuleOps;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, Shape, TensorMetadata};
 
-use super::{Tape, cast, raise, record};
+use burn_decorator::autodiff::{TapeBackend, record};
+
+use crate::precision::{cast, raise};
 
 /// `(tensor - mean) / sqrt(variance + epsilon) * gamma + beta` over the last dimension.
-pub(super) fn layer_norm<A: Tape>(
+pub(super) fn layer_norm<A: TapeBackend>(
     tensor: FloatTensor<A>,
     gamma: FloatTensor<A>,
     beta: Option<FloatTensor<A>>,

@@ -1,0 +1,35 @@
+//! Operations with a backward of their own, for any backend of Burn: layer norm, softmax and attention that keep less on autodiff's
+//! tape, and the loss of a large vocabulary without its logits.
+//!
+//! ```
+//! use burn::backend::Autodiff;
+//! use burn::tensor::{Distribution, Tensor, activation::softmax};
+//! use burn_flex::Flex;
+//! use burn_fused::FusedBackward;
+//!
+//! type B = FusedBackward<Autodiff<Flex>>; // was: Autodiff<Flex>
+//!
+//! let x = Tensor::<B, 2>::random([4, 8], Distribution::Default, &Default::default()).require_grad();
+//! let gradients = softmax(x.clone(), 1).square().sum().backward(); // keeps softmax's result alone
+//! assert!(x.grad(&gradients).is_some());
+//! ```
+//!
+//! | where | what |
+//! |---|---|
+//! | `backend` | [`FusedBackward`], made from burn-decorator's table of operations |
+//! | `layer_norm`, `softmax`, `attention` | these operations with their gradients |
+//! | `linear_cross_entropy` | [`linear_cross_entropy()`] and its module [`LinearCrossEntropyLoss`] |
+//! | `precision` | casts between the operands' type and f32 |
+
+mod attention;
+mod backend;
+mod layer_norm;
+mod linear_cross_entropy;
+mod precision;
+mod softmax;
+
+pub use backend::FusedBackward;
+pub use linear_cross_entropy::{
+    Chunk, LinearCrossEntropy, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, OutOfRange,
+    TargetOutOfRange, Targets, linear_cross_entropy,
+};
