@@ -21,7 +21,7 @@ thread_local! {
     static ANSWER: Cell<Option<bool>> = const { Cell::new(None) };
 }
 
-/// Whether `attention` without bias and soft cap is one operation of a backend with autodiff, with its softmax in at least f32. `ad_enabled` calls
+/// Whether `attention` is one operation of a backend with autodiff, with its softmax in at least f32. `ad_enabled` calls
 /// `Backend::ad_enabled` of that backend.
 pub fn differentiates_attention(ad_enabled: impl FnOnce() -> bool) -> bool {
     ANSWER.set(Some(false));

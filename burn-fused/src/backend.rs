@@ -21,11 +21,12 @@ use crate::{attention, layer_norm, softmax};
 /// |---|---|---|
 /// | layer norm | its operand | two of its size |
 /// | softmax, log softmax | its result | two of its size, and one |
-/// | attention | query, key and value | these, and three of `[batch, heads, queries, keys]` |
+/// | attention | query, key and value, with mask and bias | these, and three of `[batch, heads, queries, keys]` |
 ///
-/// Attention's probabilities are computed again in backward, one layer's at a time. Attention with a bias or a soft cap is composed as
-/// before. Results and gradients are those of `Autodiff` up to rounding; in a low type softmax and means inside of attention and of
-/// gradients are computed in f32.
+/// Attention takes a block of queries at a time, with the keys that they may attend to, so the scores of all pairs never exist; its
+/// probabilities are computed again in backward. Beyond Burn's own, several heads of queries may share a head of keys and values: these
+/// have a divisor of the query's heads. Results and gradients are those of `Autodiff` up to rounding; in a low type softmax and means
+/// inside of attention and of gradients are computed in f32.
 ///
 /// Put it directly outside of `Autodiff`. Its tensors are those of `Autodiff`, so it costs nothing.
 ///

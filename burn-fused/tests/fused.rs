@@ -306,22 +306,3 @@ fn under_autocast_they_are_those_of_autodiff() {
     under_autocast::<F16>(4e-3);
     under_autocast::<Bf16>(3e-2);
 }
-
-#[test]
-fn a_bias_and_a_soft_cap_are_composed_as_before() {
-    fn gradient<B: AutodiffBackend>() -> TensorData {
-        let [query, key, value] = ALL[7].operands::<B>(DType::F32);
-        let bias = Tensor::<B, 4>::from_data(data(4, [2, 3, 5, 5]), &query.device());
-        let options = AttentionModuleOptions {
-            softcap: Some(3.0),
-            ..Default::default()
-        };
-        let result = attention(query.clone(), key, value, None, Some(bias), options);
-        query
-            .grad(&result.square().sum().backward())
-            .unwrap()
-            .into_data()
-    }
-    assert_eq!(gradient::<Fused>(), gradient::<Plain>());
-    assert_eq!(gradient::<Autocast<Fused>>(), gradient::<Autocast<Plain>>());
-}

@@ -48,9 +48,7 @@ pub(super) fn attention<B: Backend, P: Policy>(
         _ => (query, key, options),
     };
     let device = B::float_device(&query);
-    let is_plain = bias.is_none() && options.softcap.is_none();
-    let is_one_operation = is_plain && differentiates_attention(|| B::ad_enabled(&device));
-    if B::ad_enabled(&device) && !is_one_operation {
+    if B::ad_enabled(&device) && !differentiates_attention(|| B::ad_enabled(&device)) {
         let wrap = |x| AutocastTensor::with_lineage(x, lineage);
         let [query, key, value] = [query, key, value].map(wrap);
         let bias = bias.map(wrap);
