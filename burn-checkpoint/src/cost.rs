@@ -16,7 +16,10 @@ use crate::work::{START_NS, Work, product_ns};
 pub(crate) fn upload_ns(device: Option<&DeviceProfile>, bytes: u64) -> f32 {
     // Without a device: pageable memory over PCIe 4.
     let (launch_seconds, bytes_per_second) = device.map_or((0.0, 10e9), |device| {
-        (device.launch.as_secs_f64(), device.host_bytes_per_second)
+        (
+            device.launch.as_secs_f64(),
+            device.link.upload_bytes_per_second,
+        )
     });
     (launch_seconds.max(bytes as f64 / bytes_per_second) * 1e9) as f32
 }

@@ -78,7 +78,7 @@
 //! | context | `context`, `install` | a thread's open scopes, budget in force (its own or the process's), counters |
 //! | handle | `handle`, `outputs`, `scope`, `call`, `delivered` | the tensor of `Remat`; the ends of scopes; recording an operation; tensors that are there during their uses |
 //! | backend | `decorator` | `Remat` from the table of operations |
-//! | tools | `chain`, `module`, `plan`, `plot`, `parameters`, `metric` | what is built on the public API |
+//! | tools | `chain`, `module`, `plan`, `plot`, `parameters`, `record_all`, `metric` | what is built on the public API |
 
 mod again;
 mod budget;
@@ -112,6 +112,7 @@ mod policy;
 mod prefetch;
 mod products;
 mod recipe;
+mod record_all;
 mod recorded;
 mod region;
 mod replay;
@@ -127,7 +128,7 @@ mod verify;
 mod work;
 
 pub use budget::MemoryBudget;
-pub use burn_decorator::profile::DeviceProfile;
+pub use burn_decorator::profile::{DeviceProfile, HostLink, LinkedMemory};
 pub use chain::{checkpoint_chain, checkpoint_sequential, profile_chain, profile_tail};
 pub use context::{Recorder, recorder};
 pub use decorator::Remat;
@@ -140,11 +141,14 @@ pub use install::{InstalledBudget, ProcessBudget, end_step};
 pub use metric::{HoldersMetric, RematMetric};
 pub use module::Checkpointed;
 pub use op::{OpInfo, op_table};
-pub use outputs::Outputs;
+pub use outputs::{Listing, Outputs};
 pub use parameters::name_parameters;
 pub use policy::{OpCall, PerOperation, Policy, SavePolicy};
+pub use record_all::{FullRecording, record_all};
 pub use replay::is_replaying;
-pub use scope::{checkpoint, checkpoint_labelled, checkpoint_with, evict, keeping};
+pub use scope::{
+    checkpoint, checkpoint_labelled, checkpoint_listing, checkpoint_with, evict, keeping,
+};
 pub use stats::RematStats;
 pub use unwound::Held;
 pub use verify::Verify;

@@ -7,6 +7,8 @@ use burn_decorator::gauge_metric;
 use parking_lot::Mutex;
 
 use crate::RematStats;
+use crate::budget::MemoryBudget;
+use crate::context;
 use crate::error::size;
 use crate::snapshot::InUse;
 use crate::trace;
@@ -72,12 +74,13 @@ fn since_now(name: &str, about: &'static str, read: fn(RematStats) -> f64) -> Ga
 /// The most bytes in use since the last read, in MiB, and the three largest [holders](crate::snapshot::Holder) at that time: for
 /// `training.metric_train_numeric(HoldersMetric::new())`.
 ///
-/// It counts the tensors of scopes, under a [`MemoryBudget`](crate::MemoryBudget) all tensors. The Learner computes metrics on a thread of
-/// its own, so a read may come while the next step runs: then the next value is of what is left of that step.
+/// It counts every tensor of the thread that makes the metric: where no [`MemoryBudget`] is in force, [`MemoryBudget::unlimited`] is that of the process until
+/// all clones of the metric are dropped. The Learner computes metrics on a thread of its own, so a read may come while the next step runs:
+/// then the next value is of what is left of that step.
 ///
 /// # Cost
 ///
-/// That of [`record`](crate::trace::record), until all clones are dropped.
+/// Those of [`record`](crate::trace::record) and of [`MemoryBudget::install_for_process`], until all clones are dropped.
 #[derive(Clone, Debug)]
 pub struct HoldersMetric(Gauge);
 
@@ -87,11 +90,14 @@ impl HoldersMetric {
     /// Follows the tensors of this thread, which is to be the one that trains.
     #[allow(clippy::new_without_default, reason = "it begins a recording")]
     pub fn new() -> Self {
+        let has_budget = context::in_force().is_some();
+        let unlimited = (!has_budget).then(|| MemoryBudget::unlimited().install_for_process());
         let recording = trace::record();
         let last = Arc::new(Mutex::new((InUse::default(), 0.0, String::new())));
         let shown = last.clone();
         // Without tensors since the last read, the value is the last one.
         let read = move || {
+            let _ends_with_the_metric = &unlimited;
             let (in_use, peak_mib, text) = &mut *last.lock();
             *text = "no tensors".to_owned();
             if let Some(peak) = in_use.follow(&recording.take()) {

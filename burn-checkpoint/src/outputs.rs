@@ -5,14 +5,27 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
+use burn::nn::attention::MhaOutput;
+use burn::nn::{LstmState, RnnState};
 use burn::tensor::backend::Backend;
 use burn::tensor::{BasicOps, Tensor, TensorKind};
+use burn::train::{
+    ClassificationOutput, MultiLabelClassificationOutput, RegressionOutput, SequenceOutput,
+};
 
 use crate::context;
 use crate::entry::AnyEntry;
 
-/// What a scope may return: tensors of any backend, rank and kind, in tuples, `Vec`, `Option`, arrays, `Box`, `Result`, and structs by
-/// [`outputs!`](crate::outputs!). A tensor that is left out is evicted with the rest and computed again when it is used: only time is lost.
+/// What a scope may return: tensors of any backend, rank and kind, in tuples, `Vec`, `Option`, arrays, `Box`, `Result`, the structs that
+/// burn-nn's modules and a [`TrainStep`](burn::train::TrainStep) return, and structs of your own by [`outputs!`](crate::outputs!).
+/// A struct of another crate cannot have it: return that from [`checkpoint_listing`](crate::checkpoint_listing). A tensor that is left out is
+/// evicted with the rest and computed again when it is used: only time is lost.
+#[diagnostic::on_unimplemented(
+    message = "a checkpoint scope cannot return `{Self}`: which tensors it holds is not known",
+    label = "the tensors of this result are not known",
+    note = "for a struct of your own: `burn_checkpoint::outputs!(impl[B: Backend] {Self} {{ field, .. }})`, with the fields that hold tensors",
+    note = "for a struct of another crate: `checkpoint_listing(policy, || .., |result, tensors| {{ tensors.add(&result.field); }})`"
+)]
 pub trait Outputs {
     /// Calls [`Outputs::touch`] of every part that holds tensors.
     fn touch(&self);
@@ -22,11 +35,29 @@ thread_local! {
     static TOUCHED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The number of tensors among the results, and the nodes of the managed ones.
-pub(crate) fn collect(results: &impl Outputs) -> (usize, Vec<Arc<dyn AnyEntry>>) {
+/// Runs a function that touches results. Returns the number of tensors among them, and the nodes of the managed ones.
+pub(crate) fn collect(touch: impl FnOnce()) -> (usize, Vec<Arc<dyn AnyEntry>>) {
     TOUCHED.set(0);
-    let managed = context::collecting(|| results.touch());
+    let managed = context::collecting(touch);
     (TOUCHED.get(), managed)
+}
+
+/// Takes the tensors of a result that has no [`Outputs`], in [`checkpoint_listing`](crate::checkpoint_listing).
+#[derive(Debug)]
+pub struct Listing {
+    _private: (),
+}
+
+impl Listing {
+    pub(crate) fn new() -> Self {
+        Self { _private: () }
+    }
+
+    /// Lists a part of the result: a tensor, or anything with [`Outputs`], such as a `Vec` of tensors.
+    pub fn add(&mut self, part: &impl Outputs) -> &mut Self {
+        part.touch();
+        self
+    }
 }
 
 impl<B: Backend, const D: usize, K: TensorKind<B> + BasicOps<B>> Outputs for Tensor<B, D, K> {
@@ -90,3 +121,15 @@ macro_rules! outputs {
         }
     };
 }
+
+// What modules of burn-nn return. The fields of `TransformerDecoderInput`, which a layer of its decoder returns, are private, and so are those
+// of the caches of inference.
+outputs!(impl[B: Backend, const D: usize] LstmState<B, D> { cell, hidden });
+outputs!(impl[B: Backend, const D: usize] RnnState<B, D> { hidden });
+outputs!(impl[B: Backend] MhaOutput<B> { weights, context });
+
+// What the models of burn-train's examples return, with their loss.
+outputs!(impl[B: Backend] ClassificationOutput<B> { loss, output, targets });
+outputs!(impl[B: Backend] MultiLabelClassificationOutput<B> { loss, output, targets });
+outputs!(impl[B: Backend] RegressionOutput<B> { loss, output, targets });
+outputs!(impl[B: Backend] SequenceOutput<B> { loss, logits, predictions, targets });

@@ -4,7 +4,7 @@ use std::sync::{Arc, Once, Weak};
 
 use crate::context::{self, Frame};
 use crate::entry::{self, AnyEntry};
-use crate::outputs::{self, Outputs};
+use crate::outputs::{self, Listing, Outputs};
 use crate::policy::{Policy, SavePolicy};
 use crate::trace::{self, EventKind};
 use crate::work::Work;
@@ -12,7 +12,7 @@ use crate::{download, tiny, verify};
 
 /// Runs `region` and drops what only backward will need of it; backward computes that once more, bit for bit (`torch.utils.checkpoint`).
 ///
-/// Anything may be captured and any tensors returned: see [`Outputs`]. Scopes can be nested. Random numbers are kept, not drawn again.
+/// Anything may be captured and any tensors returned: see [`Outputs`], and [`checkpoint_listing`] for results of other crates' types. Scopes can be nested. Random numbers are kept, not drawn again.
 ///
 /// # Cost
 ///
@@ -58,7 +58,7 @@ pub fn checkpoint<R: Outputs>(region: impl FnOnce() -> R) -> R {
 ///
 /// For evicted tensors that of [`checkpoint`]. Kept tensors cost their bytes, offloaded ones as many on the host and a copy each way.
 pub fn checkpoint_with<R: Outputs>(policy: Policy, region: impl FnOnce() -> R) -> R {
-    run(policy, None, region)
+    run(policy, None, region, Outputs::touch)
 }
 
 /// [`checkpoint_with`], under a name that [`trace`] shows, at the same cost; the name is copied.
@@ -67,7 +67,60 @@ pub fn checkpoint_labelled<R: Outputs>(
     policy: Policy,
     region: impl FnOnce() -> R,
 ) -> R {
-    run(policy, Some(label.into()), region)
+    run(policy, Some(label.into()), region, Outputs::touch)
+}
+
+/// [`checkpoint_with`], for a result whose type has no [`Outputs`] and cannot have it, because it is of another crate: `list` says which tensors it
+/// holds. One that is not listed is evicted with the rest and computed again when it is used.
+///
+/// # Cost
+///
+/// That of [`checkpoint_with`].
+///
+/// ```
+/// use burn::backend::Autodiff;
+/// use burn::tensor::Tensor;
+/// use burn::tensor::backend::Backend;
+/// use burn_checkpoint::{Policy, Remat, RematStats, checkpoint_listing};
+/// use burn_flex::Flex;
+///
+/// mod of_another_crate {
+///     use burn::tensor::{Tensor, backend::Backend};
+///
+///     pub struct Detected<B: Backend> {
+///         pub boxes: Tensor<B, 2>,
+///         pub scores: Vec<Tensor<B, 1>>,
+///     }
+///
+///     pub fn detect<B: Backend>(image: Tensor<B, 2>) -> Detected<B> {
+///         let boxes = image.exp().sin();
+///         let scores = vec![boxes.clone().cos().sum_dim(1).squeeze_dim(1)];
+///         Detected { boxes, scores }
+///     }
+/// }
+///
+/// type B = Autodiff<Remat<Flex>>;
+/// let image = Tensor::<B, 2>::ones([64, 64], &Default::default()).require_grad();
+/// let found = checkpoint_listing(
+///     Policy::Recompute,
+///     || of_another_crate::detect(image.clone()),
+///     |found, tensors| {
+///         tensors.add(&found.boxes).add(&found.scores);
+///     },
+/// );
+/// let evicted = RematStats::of_thread().evicted_operations;
+/// assert!(evicted > 0);
+/// let grads = (found.boxes.sum() + found.scores[0].clone().sum()).backward();
+/// assert!(image.grad(&grads).is_some());
+/// ```
+pub fn checkpoint_listing<R>(
+    policy: Policy,
+    region: impl FnOnce() -> R,
+    list: impl FnOnce(&R, &mut Listing),
+) -> R {
+    run(policy, None, region, |result| {
+        list(result, &mut Listing::new());
+    })
 }
 
 /// Runs something in a scope that keeps its tensors, and whose results are none of the scope around it, which would evict them. For
@@ -96,11 +149,17 @@ pub fn keeping<R>(region: impl FnOnce() -> R) -> R {
 ///
 /// Nothing here; the next use of each brings it back, with what it was computed from.
 pub fn evict(tensors: &impl Outputs) {
-    let (_, nodes) = outputs::collect(tensors);
+    let (_, nodes) = outputs::collect(|| tensors.touch());
     nodes.into_iter().for_each(entry::evict);
 }
 
-fn run<R: Outputs>(policy: Policy, label: Option<String>, region: impl FnOnce() -> R) -> R {
+/// Runs a region in a scope. `touch` touches the tensors of its result.
+fn run<R>(
+    policy: Policy,
+    label: Option<String>,
+    region: impl FnOnce() -> R,
+    touch: impl FnOnce(&R),
+) -> R {
     /// A scope of the trace. After a panic it is still open, and closed without its end, because its tensors are being dropped.
     struct Scope {
         is_open: bool,
@@ -122,7 +181,7 @@ fn run<R: Outputs>(policy: Policy, label: Option<String>, region: impl FnOnce() 
     context::push(policy);
     let mut scope = Scope { is_open: true };
     let results = region();
-    let (touched, kept) = outputs::collect(&results);
+    let (touched, kept) = outputs::collect(|| touch(&results));
     if touched > 0 && !context::met() {
         static WARNED: Once = Once::new();
         WARNED.call_once(|| {

@@ -1,4 +1,4 @@
-//! A [`trace`](crate::trace) read as a snapshot: what holds the memory at its peak or at its end, and a file for Perfetto.
+//! A [`trace`](crate::trace) read as a snapshot, best one by [`record_all`](crate::record_all()), which sees every tensor: what holds the memory at its peak or at its end, and a file for Perfetto.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,12 +16,10 @@ use crate::trace::{Event, EventKind, Kind, Traced};
 /// use burn::backend::Autodiff;
 /// use burn::tensor::Tensor;
 /// use burn_checkpoint::snapshot::Snapshot;
-/// use burn_checkpoint::{MemoryBudget, Remat, trace};
+/// use burn_checkpoint::{Remat, record_all};
 /// use burn_flex::Flex;
 ///
-/// // Under a budget all tensors are seen.
-/// let _all = MemoryBudget::bytes(u64::MAX).install();
-/// let recording = trace::record();
+/// let recording = record_all();
 /// let x = Tensor::<Autodiff<Remat<Flex>>, 1>::ones([1024], &Default::default()).require_grad();
 /// x.exp().log().sum().backward();
 /// let snapshot = Snapshot::at_peak(&recording.finish()).expect("there were tensors");

@@ -1,6 +1,7 @@
 //! What happened to tensors, one event at a time: the data for plots and for profiles of blocks.
 //!
-//! [`record`] collects the events of this thread until its guard is dropped. Without a guard nothing is collected.
+//! [`record`] collects the events of this thread until its guard is dropped. Without a guard nothing is collected. Tensors are seen in scopes and under a
+//! budget only: [`record_all`](crate::record_all()) sees every one.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -100,7 +101,8 @@ thread_local! {
     static RECORDINGS: RefCell<Vec<(Instant, Weak<Events>)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Collects what happens on this thread from now on. Of several recordings the newest gets the events, in whichever order they end.
+/// Collects what happens on this thread from now on to tensors that are managed: those of scopes, and under a
+/// [`MemoryBudget`](crate::MemoryBudget) all of them. For every tensor of the thread use [`record_all`](crate::record_all()). Of several recordings the newest gets the events, in whichever order they end.
 ///
 /// # Cost
 ///

@@ -7,12 +7,15 @@ mod probe;
 use std::cell::RefCell;
 
 use burn::backend::Autodiff;
+use burn::data::dataloader::Progress;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, PaddingConfig2d};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Distribution, Tensor};
+use burn::train::metric::{Metric, MetricMetadata};
 use burn_checkpoint::{
-    MemoryBudget, Policy, Remat, RematStats, SavePolicy, Work, checkpoint_with, end_step,
+    HoldersMetric, MemoryBudget, Policy, Recorder, Remat, RematStats, SavePolicy, Work,
+    checkpoint_with, end_step, recorder,
 };
 use burn_flex::Flex;
 use parking_lot::{Mutex, MutexGuard};
@@ -241,4 +244,33 @@ fn a_budget_of_the_process_is_that_of_each_thread_without_one() {
     });
     assert_eq!(ended, (alone, 0));
     assert_eq!(on_a_thread(own), alone);
+}
+
+/// The metric alone: no scope, and no budget of the program's own.
+#[test]
+fn the_metric_of_holders_sees_tensors_of_no_scope() {
+    let _alone = alone();
+    let metric = HoldersMetric::new();
+    let x = Tensor::<Remat<Flex>, 1>::ones([2048], &Default::default());
+    drop([0; 3].map(|_| x.clone().exp()));
+    let mut read = metric.clone();
+    let progress = Progress::new(0, 1);
+    let metadata = MetricMetadata {
+        progress: progress.clone(),
+        global_progress: progress,
+        iteration: None,
+        lr: None,
+    };
+    let text = read.update(&(), &metadata).formatted;
+    assert!(text.contains("float_exp 24.0 KiB"), "{text}");
+    drop(read);
+    assert_eq!(recorder(), Recorder::Budget, "until all clones are dropped");
+    // On whichever thread the last one goes.
+    on_a_thread(|| drop(metric));
+    assert_eq!(recorder(), Recorder::None);
+
+    // A budget of the program stays in force.
+    let _budget = MemoryBudget::bytes(2 * 256).install();
+    let _metric = HoldersMetric::new();
+    assert!(evicted() > 0);
 }

@@ -1,9 +1,10 @@
 //! What a device can do: what burn-estimate tells the time of a step from, and burn-checkpoint what it costs to compute a tensor again.
 
+use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, FloatDType, Shape};
+use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, read_sync};
 
 /// What a device can do: for estimates of time, and for a memory budget that compares the costs of operations. The constants are the maker's published
 /// figures, for products without sparsity: no kernel reaches them. PCIe's are half of what is published for both directions together. What a launch and
@@ -24,10 +25,52 @@ pub struct DeviceProfile {
     pub f32_flops: f64,
     /// Floating-point operations a second in f16 and bf16.
     pub half_flops: f64,
-    /// Bytes a second between host and device, in one direction.
-    pub host_bytes_per_second: f64,
+    /// How data moves between host and device.
+    pub link: HostLink,
     /// What the host does beside.
     pub host: HostCosts,
+}
+
+/// How data moves between the host's memory and the device's.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HostLink {
+    /// Whether the device has memory of its own.
+    pub memory: LinkedMemory,
+    /// Bytes a second from the host to the device.
+    pub upload_bytes_per_second: f64,
+    /// Bytes a second from the device to the host.
+    pub read_bytes_per_second: f64,
+}
+
+/// Whether a device has memory of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkedMemory {
+    /// It has: what moves to the host leaves room on the device.
+    Separate,
+    /// It computes in the host's memory, as a CPU does: what moves to the host stays in the same memory, so offload frees nothing there, and a
+    /// plan should leave it out.
+    Shared,
+}
+
+impl HostLink {
+    /// A bus with this speed in each direction.
+    const fn bus(bytes_per_second: f64) -> Self {
+        Self {
+            memory: LinkedMemory::Separate,
+            upload_bytes_per_second: bytes_per_second,
+            read_bytes_per_second: bytes_per_second,
+        }
+    }
+
+    /// Seconds of these transfers, one after the other.
+    pub fn seconds(&self, uploaded_bytes: f64, read_bytes: f64) -> f64 {
+        uploaded_bytes / self.upload_bytes_per_second + read_bytes / self.read_bytes_per_second
+    }
+
+    /// The speed of the slower direction.
+    pub fn slower_bytes_per_second(&self) -> f64 {
+        self.upload_bytes_per_second.min(self.read_bytes_per_second)
+    }
 }
 
 /// What the host does for a step, beside launching kernels.
@@ -84,7 +127,7 @@ impl DeviceProfile {
         reordered_per_second: f64::INFINITY,
         f32_flops: 67e12,
         half_flops: 989e12,
-        host_bytes_per_second: 64e9,
+        link: HostLink::bus(64e9),
         host: HOST,
     };
     /// NVIDIA A100 SXM of 80 GB; f32 without TF32. From "NVIDIA A100 Tensor Core GPU", data sheet, 2021: 2,039 GB/s, 19.5 and 312 TFLOPS, PCIe 4
@@ -97,7 +140,7 @@ impl DeviceProfile {
         reordered_per_second: f64::INFINITY,
         f32_flops: 19.5e12,
         half_flops: 312e12,
-        host_bytes_per_second: 32e9,
+        link: HostLink::bus(32e9),
         host: HOST,
     };
     /// NVIDIA GeForce RTX 4090; halves with sums in f32. From "NVIDIA Ada GPU Architecture", white paper, 2022: 1,008 GB/s, 82.6 and 165.2
@@ -110,7 +153,7 @@ impl DeviceProfile {
         reordered_per_second: f64::INFINITY,
         f32_flops: 82.6e12,
         half_flops: 165.2e12,
-        host_bytes_per_second: 32e9,
+        link: HostLink::bus(32e9),
         host: HOST,
     };
     /// NVIDIA GeForce RTX 3090; halves with sums in f32. From "NVIDIA Ampere GA102 GPU Architecture", white paper, 2020: 936 GB/s, 35.6 and 71
@@ -123,13 +166,17 @@ impl DeviceProfile {
         reordered_per_second: f64::INFINITY,
         f32_flops: 35.6e12,
         half_flops: 71e12,
-        host_bytes_per_second: 32e9,
+        link: HostLink::bus(32e9),
         host: HOST,
     };
 
     /// Measures a device: small additions, a large one, exponentials, a transposed copy, and a product of `size` by `size`; additions, casts and the product
-    /// also in bf16, where the device computes in it. Some hundred milliseconds at a `size` of 1024 on a CPU, and 12 times `size`² bytes. What the host does
-    /// beside is nominal: burn-estimate's `measure` measures it too.
+    /// also in bf16, where the device computes in it; uploads and reads of a tensor. Some hundred milliseconds at a `size` of 1024 on a CPU, and the more of
+    /// 80 MiB and 12 times `size`² bytes. The host's [costs](HostCosts) of recording, searches and memory are nominal: burn-estimate's `measure` measures
+    /// them too.
+    ///
+    /// Device and host share memory if the host runs the kernels itself, or if a tensor on the device makes the process larger. A GPU in the host's memory is
+    /// taken for one with memory of its own where the system does not count its buffers as the process's.
     ///
     /// # Panics
     ///
@@ -175,6 +222,7 @@ impl DeviceProfile {
             }
             false => (bytes_per_second, f32_flops),
         };
+        let runs_kernels = runs_kernels::<B>(device, &large);
         Self {
             launch: Duration::from_secs_f64(launch),
             bytes_per_second,
@@ -183,8 +231,17 @@ impl DeviceProfile {
             reordered_per_second: elements / transposed,
             f32_flops,
             half_flops,
-            host_bytes_per_second: bytes_per_second,
-            host: HOST,
+            link: HostLink {
+                memory: match runs_kernels || makes_the_process_larger::<B>(device) {
+                    true => LinkedMemory::Shared,
+                    false => LinkedMemory::Separate,
+                },
+                ..transfers::<B>(device, size)
+            },
+            host: HostCosts {
+                runs_kernels,
+                ..HOST
+            },
         }
     }
 
@@ -211,5 +268,101 @@ impl DeviceProfile {
             true => parts.iter().sum(),
             false => parts.into_iter().fold(0.0, f64::max),
         }
+    }
+}
+
+/// Repetitions of a transfer, of which the fastest counts.
+const TRANSFERS: usize = 5;
+
+/// The speeds of a link, from uploads and reads of `size` by `size` elements. Neither is above that of a copy in the host's memory: a backend may hand over
+/// the host's own buffer, whose bytes somebody has copied before or copies later.
+fn transfers<B: Backend>(device: &B::Device, size: usize) -> HostLink {
+    let data = TensorData::new(vec![1.0f32; size * size], [size, size]);
+    let sync = || B::sync(device).expect("the device works");
+    let (mut copy, mut upload, mut read) = (f64::INFINITY, f64::INFINITY, f64::INFINITY);
+    for _ in 0..TRANSFERS {
+        let start = Instant::now();
+        let copied = black_box(data.clone());
+        copy = copy.min(start.elapsed().as_secs_f64());
+        let start = Instant::now();
+        let tensor = B::float_from_data(copied, device);
+        sync();
+        upload = upload.min(start.elapsed().as_secs_f64());
+        let start = Instant::now();
+        drop(read_sync(B::float_into_data(tensor.clone())).expect("the device works"));
+        read = read.min(start.elapsed().as_secs_f64());
+        drop(tensor);
+    }
+    let bytes = (size * size * size_of::<f32>()) as f64;
+    HostLink {
+        upload_bytes_per_second: bytes / upload.max(copy),
+        read_bytes_per_second: bytes / read.max(copy),
+        ..HostLink::bus(0.0)
+    }
+}
+
+/// Whether a call returns when its work is done.
+fn runs_kernels<B: Backend>(device: &B::Device, matrix: &FloatTensor<B>) -> bool {
+    let sync = || B::sync(device).expect("the device works");
+    let product = || drop(black_box(B::float_matmul(matrix.clone(), matrix.clone())));
+    product();
+    sync();
+    let start = Instant::now();
+    product();
+    let called = start.elapsed();
+    sync();
+    2 * called > start.elapsed()
+}
+
+/// Whether a tensor on the device takes memory of the process; `false` where the system does not tell.
+fn makes_the_process_larger<B: Backend>(device: &B::Device) -> bool {
+    /// More than glibc's heap keeps.
+    const BYTES: usize = 40 << 20;
+    let tensor = || {
+        let tensor = B::float_ones(Shape::new([BYTES / 4]), device, FloatDType::F32);
+        B::sync(device).expect("the device works");
+        tensor
+    };
+    // Its memory is kept, so that the next one gets other memory; what a first kernel takes is there by then.
+    let first = tensor();
+    let before = resident_bytes();
+    let second = tensor();
+    let grown = resident_bytes().zip(before);
+    drop((first, second));
+    grown.is_some_and(|(now, before)| now.saturating_sub(before) > BYTES as u64 / 2)
+}
+
+/// The memory of the process that is resident, on Linux.
+fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kibibytes: u64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
+    Some(kibibytes << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_flex::Flex;
+
+    use super::*;
+
+    #[test]
+    fn a_link_takes_each_direction_at_its_speed() {
+        let link = HostLink {
+            read_bytes_per_second: 5e9,
+            ..HostLink::bus(10e9)
+        };
+        assert_eq!(link.seconds(20e9, 5e9), 2.0 + 1.0);
+        assert_eq!(link.slower_bytes_per_second(), 5e9);
+    }
+
+    #[test]
+    fn tensors_of_a_cpu_are_memory_of_the_process() {
+        assert_eq!(
+            cfg!(target_os = "linux"),
+            makes_the_process_larger::<Flex>(&Default::default())
+        );
     }
 }

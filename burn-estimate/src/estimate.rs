@@ -18,8 +18,9 @@ use crate::classes::{Classes, Kind};
 use crate::client::label;
 use crate::device::MetaDevice;
 use crate::heap::Heap;
-use crate::ledger::{Cost, Phase, Recording, Storage};
+use crate::ledger::{Cost, Phase, Recording, Storage, Transfer};
 use crate::shares::Shares;
+use crate::uses::Traffic;
 
 /// What holds memory at the peak.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -287,8 +288,8 @@ impl Estimate {
 
     /// The step's time on a device: the sum over operations of the longest of launch, bytes and arithmetic, but at least the host's time to launch and record
     /// operations and to look for tensors to evict. Where the [host runs kernels](crate::HostCosts::runs_kernels) itself, it is the sum of all these, and of
-    /// the time to get memory from the system. Added is the time of what moves between host and device, to other ranks, and in the host's memory, one after
-    /// the other, at the speed between host and device.
+    /// the time to get memory from the system. Added is the time of what moves, one after the other: between host and device at the speed of each
+    /// direction, to other ranks and in the host's memory at that of the slower one.
     pub fn time(&self, device: &DeviceProfile) -> Duration {
         self.time_with_more(device, 0)
     }
@@ -315,16 +316,35 @@ impl Estimate {
             };
             host += (launch + work.recording).as_secs_f64() * times(cost.at);
         }
-        let again = self.recording.transfers.iter().map(|moved| {
-            let is_last = (last..update).contains(&moved.at);
-            u64::from(is_last) * (moved.uploaded_bytes + moved.downloaded_bytes)
+        let in_last = |moved: &&Transfer| (last..update).contains(&moved.at);
+        let again = self.recording.transfers.iter().filter(in_last);
+        let again = again.map(|transfer| {
+            let Transfer {
+                uploaded_bytes,
+                downloaded_bytes,
+                ..
+            } = *transfer;
+            let traffic = Traffic {
+                uploaded_bytes,
+                downloaded_bytes,
+                ..Traffic::default()
+            };
+            traffic.seconds(&device.link)
         });
         let uses = classes.uses(&self.shares);
-        let shared = |backwards| uses.traffic(&self.shares, backwards);
+        let shared = |backwards| {
+            let traffic = uses.traffic(&self.shares, backwards);
+            traffic.seconds(&device.link)
+        };
         let backwards = uses.backwards.max(1);
-        let again = again.sum::<u64>() + shared(backwards).bytes() - shared(backwards - 1).bytes();
-        let moved = self.uploaded_bytes + self.downloaded_bytes + self.sent_bytes + self.host_bytes;
-        let transfers = (moved as f64 + again as f64 * more) / device.host_bytes_per_second;
+        let again = again.sum::<f64>() + shared(backwards) - shared(backwards - 1);
+        let traffic = Traffic {
+            sent_bytes: self.sent_bytes,
+            downloaded_bytes: self.downloaded_bytes,
+            uploaded_bytes: self.uploaded_bytes,
+            host_bytes: self.host_bytes,
+        };
+        let transfers = traffic.seconds(&device.link) + again * more;
         // The budget looks at as many tensors in each micro-batch.
         let looks = self.searched_tensors as f64 * (1.0 + more / backwards as f64);
         let looks = looks * device.host.look.as_secs_f64();

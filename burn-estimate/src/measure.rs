@@ -15,7 +15,7 @@ const CHAIN: u32 = 1000;
 /// Repetitions, of which the fastest counts.
 const ROUNDS: usize = 5;
 
-/// [`DeviceProfile::measure`] of a device and of its host: launches with what autodiff notes of them, what it takes to record an operation in a scope and under a
+/// [`DeviceProfile::measure`] of a device, of its [link](DeviceProfile::link) to the host and of that host: launches with what autodiff notes of them, what it takes to record an operation in a scope and under a
 /// budget, to look for a tensor to evict, and to get memory from the system. About half a second on a CPU.
 ///
 /// # Panics
@@ -56,7 +56,7 @@ pub fn measure<B: Backend>(device: &B::Device, size: usize) -> DeviceProfile {
         (chain(false) / (2 * CHAIN)).saturating_sub(bare)
     };
     let profile = DeviceProfile::measure::<B>(device, size);
-    let runs_kernels = runs_kernels::<B>(device, size);
+    let runs_kernels = profile.host.runs_kernels;
     DeviceProfile {
         launch: profile.launch.max(bare),
         host: HostCosts {
@@ -75,20 +75,6 @@ pub fn measure<B: Backend>(device: &B::Device, size: usize) -> DeviceProfile {
 
 fn fastest(mut run: impl FnMut() -> Duration) -> Duration {
     (0..ROUNDS).map(|_| run()).min().expect("there are rounds")
-}
-
-/// Whether a call returns when its work is done.
-fn runs_kernels<B: Backend>(device: &B::Device, size: usize) -> bool {
-    let ones = Tensor::<B, 2>::ones([size, size], device);
-    let sync = || B::sync(device).expect("the device works");
-    let product = || drop(black_box(ones.clone().matmul(ones.clone())));
-    product();
-    sync();
-    let start = Instant::now();
-    product();
-    let called = start.elapsed();
-    sync();
-    2 * called > start.elapsed()
 }
 
 /// The time that a budget takes to look at a tensor.

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use burn_decorator::profile::HostLink;
 use burn_decorator::repeated_block;
 
 use crate::classes::{Classes, Kind};
@@ -69,7 +70,8 @@ impl Uses {
     }
 }
 
-/// Bytes that move beside the step's own.
+/// Bytes that move.
+#[derive(Default)]
 pub(crate) struct Traffic {
     pub sent_bytes: u64,
     pub downloaded_bytes: u64,
@@ -79,9 +81,11 @@ pub(crate) struct Traffic {
 }
 
 impl Traffic {
-    /// All of it.
-    pub fn bytes(&self) -> u64 {
-        self.sent_bytes + self.downloaded_bytes + self.uploaded_bytes + self.host_bytes
+    /// The time of all of it, one after the other: what other ranks and the host's memory get and give moves at the speed of the slower direction.
+    pub fn seconds(&self, link: &HostLink) -> f64 {
+        let beside = (self.sent_bytes + self.host_bytes) as f64;
+        link.seconds(self.uploaded_bytes as f64, self.downloaded_bytes as f64)
+            + beside / link.slower_bytes_per_second()
     }
 }
 

@@ -5,6 +5,10 @@ use burn_estimate::MetaDevice;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+use crate::first_kernel::DeviceMissing;
+#[cfg(any(feature = "cuda", feature = "vulkan"))]
+use crate::first_kernel::first_kernel;
+
 /// What `--backend` chooses from.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -35,18 +39,34 @@ pub trait OnBackend {
     fn run<B: Backend>(self, device: B::Device) -> Self::Output;
 }
 
-/// The backend is not compiled in.
+/// Why an example cannot compute on a backend.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "this build has no {name} backend; run it with\n    \
-     cargo run --release -p examples --features {name} --example {example} -- --backend {name}",
-    name = backend.name()
-)]
-pub struct BackendMissing {
-    /// The backend; its name is also that of the feature.
-    pub backend: BackendName,
-    /// The example that was to run on it.
-    pub example: &'static str,
+pub enum BackendMissing {
+    /// It is not compiled in.
+    #[error(
+        "this build has no {name} backend; run it with\n    \
+         cargo run --release -p examples --features {name} --example {example} -- --backend {name}",
+        name = backend.name()
+    )]
+    NotCompiled {
+        /// The backend; its name is also that of the feature.
+        backend: BackendName,
+        /// The example that was to run on it.
+        example: &'static str,
+    },
+
+    /// The machine lacks what it needs.
+    #[error(transparent)]
+    Device(#[from] DeviceMissing),
+}
+
+/// Work that does nothing: whether a backend computes.
+struct Nothing;
+
+impl OnBackend for Nothing {
+    type Output = ();
+
+    fn run<B: Backend>(self, _: B::Device) {}
 }
 
 impl BackendName {
@@ -69,11 +89,20 @@ impl BackendName {
         }
     }
 
-    /// Runs `work` of the named example on this backend.
+    /// Checks that the named example can run on this backend: its device computes.
     ///
     /// # Errors
     ///
-    /// The backend is not compiled in.
+    /// As [`run`](Self::run).
+    pub fn check(self, example: &'static str) -> Result<(), BackendMissing> {
+        self.run(example, Nothing)
+    }
+
+    /// Runs `work` of the named example on this backend, after a first small kernel.
+    ///
+    /// # Errors
+    ///
+    /// The backend is not compiled in, or its device, a driver or a compiler is missing.
     pub fn run<W: OnBackend>(
         self,
         example: &'static str,
@@ -82,7 +111,7 @@ impl BackendName {
         match self {
             Self::Flex => Ok(work.run::<burn_flex::Flex>(Default::default())),
             #[cfg(feature = "cuda")]
-            Self::Cuda => Ok(work.run::<burn_cuda::Cuda>(Default::default())),
+            Self::Cuda => self.run_on::<burn_cuda::Cuda, W>(Default::default(), work),
             #[cfg(feature = "tch")]
             Self::Tch => {
                 let device = match tch::Cuda::is_available() {
@@ -92,12 +121,23 @@ impl BackendName {
                 Ok(work.run::<burn_decorator::tch::Mended<burn_tch::LibTorch>>(device))
             }
             #[cfg(feature = "vulkan")]
-            Self::Vulkan => Ok(work.run::<burn_wgpu::Vulkan>(Default::default())),
+            Self::Vulkan => self.run_on::<burn_wgpu::Vulkan, W>(Default::default(), work),
             #[allow(
                 unreachable_patterns,
                 reason = "reached unless every backend is compiled in"
             )]
-            backend => Err(BackendMissing { backend, example }),
+            backend => Err(BackendMissing::NotCompiled { backend, example }),
         }
+    }
+
+    /// Runs `work` on a GPU, if it computes.
+    #[cfg(any(feature = "cuda", feature = "vulkan"))]
+    fn run_on<B: Backend, W: OnBackend>(
+        self,
+        device: B::Device,
+        work: W,
+    ) -> Result<W::Output, BackendMissing> {
+        first_kernel::<B>(self, &device)?;
+        Ok(work.run::<B>(device))
     }
 }

@@ -1,5 +1,6 @@
 //! Whole trainings with the crates of this workspace, and the time and memory of their steps.
 
 pub mod backend;
+pub mod first_kernel;
 pub mod gpt;
 pub mod pools;

@@ -6,6 +6,7 @@ use burn::backend::Autodiff;
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Int, Tensor};
 use burn_checkpoint::Remat;
 use burn_flex::Flex;
@@ -30,7 +31,7 @@ const FLOAT_BYTES: usize = 4;
 /// optimizer's state exceed it.
 const LIMIT: f64 = 2.2;
 
-fn loss(model: &Gpt<B>) -> Tensor<B, 1> {
+fn loss<B: AutodiffBackend>(model: &Gpt<B>) -> Tensor<B, 1> {
     let device = Default::default();
     let tokens = Tensor::<B, 1, Int>::arange(0..TIME as i64 + 1, &device);
     let logits = model.forward(tokens.clone().narrow(0, 0, TIME).reshape([1, TIME]));
@@ -45,6 +46,24 @@ fn config(stage: Stage) -> ZeroConfig {
         reduce_bucket_size: 10_000,
         ..ZeroConfig::default()
     }
+}
+
+/// What a forward and backward pass takes beside the gradients, on a rank's thread: activations, and the workspace of this machine's kernels, which is as large
+/// as a core's cache. In bytes for each byte of the parameters.
+fn pass_beside_gradients(config: &GptConfig) -> f64 {
+    let model = config.init::<Autodiff<Remat<Flex>>>(&Default::default());
+    let parameters = model.num_params();
+    let pass = || {
+        let before = HEAP.current_usage();
+        HEAP.reset_peak_usage();
+        drop(loss(&model).backward());
+        HEAP.peak_usage().saturating_sub(before)
+    };
+    let peak = std::thread::scope(|threads| threads.spawn(pass).join().expect("no panic"));
+    let beside = peak as f64 / (parameters * FLOAT_BYTES) as f64 - 1.0;
+    println!("a pass takes {beside:.2} beside the gradients");
+    assert!(beside > 0.0, "{beside}");
+    beside
 }
 
 /// Trains. Returns the peak of a rank, in bytes for each byte of its parameters, measured and beyond the estimate, and the first and the last loss.
@@ -87,9 +106,9 @@ fn train<O: ShardOptimizer<B>>(
 
 #[test]
 fn a_gpt_trains_within_a_limit_that_it_exceeds_without_stage_two() {
-    // Large enough that the matrix kernels' scratch memory, a core's cache per thread, is a small part.
     let gpt = GptConfig::new(TIME, 6, 4, 192).with_vocabulary(VOCABULARY);
     let initial = gpt.init::<B>(&Default::default());
+    let beside = pass_beside_gradients(&gpt);
     let adam = || AdamWConfig::new().init();
     let [zero, one, two] = Stage::ALL.map(|stage| train(&initial, &config(stage), adam));
     let three = train(&initial, &config(Stage::Parameters), adam);
@@ -103,7 +122,7 @@ fn a_gpt_trains_within_a_limit_that_it_exceeds_without_stage_two() {
     });
     let [peaks, beyond] = [0, 1].map(|of| [&zero, &one, &two, &three, &on_host].map(|it| it.0[of]));
     assert!(
-        peaks[0] > 3.9 && peaks[1] > LIMIT && peaks[2] < LIMIT,
+        peaks[0] > 3.9 && peaks[1] > LIMIT && peaks[2] - beside < LIMIT,
         "{peaks:?}"
     );
     // Parameters are sharded too: a rank has an eighth of them, two units of six, and the buffer in which one arrives. And the optimizer's
@@ -111,12 +130,14 @@ fn a_gpt_trains_within_a_limit_that_it_exceeds_without_stage_two() {
     let left = 1.0 / RANKS as f64 + 3.0 / 6.0;
     assert!(peaks[3] < peaks[2] - 1.0 + left, "{peaks:?}");
     assert!(peaks[4] < peaks[3], "{peaks:?}");
-    // Activations and workspace are those of every stage; on the host an update has buffers of its own.
-    assert!(
-        beyond[..4].iter().all(|more| (0.1..0.35).contains(more)),
-        "{beyond:?}"
-    );
-    assert!((0.1..0.5).contains(&beyond[4]), "{beyond:?}");
+    // What is counted is there, if not all ranks are at their peak at the same time. Beyond it there is what a pass takes, and on the host an update has
+    // buffers of its own.
+    for (more, buffers) in beyond.into_iter().zip([0.1, 0.1, 0.1, 0.1, 0.25]) {
+        assert!(
+            (-0.05..beside + buffers).contains(&more),
+            "{beyond:?}, a pass {beside}"
+        );
+    }
     let [first, last] = two.1;
     assert!(last < first, "it learns: {first} {last}");
     assert_eq!(three.1, two.1);

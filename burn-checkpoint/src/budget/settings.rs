@@ -77,7 +77,7 @@ use crate::error::RematError;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryBudget {
-    /// `u64::MAX` if it is a fraction.
+    /// `u64::MAX` if it is a fraction, or without a limit.
     pub(crate) bytes: u64,
     pub(crate) fraction: Option<f64>,
     /// Whether what does not fit panics.
@@ -99,6 +99,12 @@ impl MemoryBudget {
         }
     }
 
+    /// No limit: every tensor is recorded and none is evicted. For counters, traces and snapshots of all tensors; see
+    /// [`record_all`](crate::record_all()).
+    pub fn unlimited() -> Self {
+        Self::bytes(u64::MAX)
+    }
+
     /// A limit as a fraction of what the first step occupies at most, forward and backward, gradients included. That step runs
     /// unconstrained; the limit is in force from the second on.
     ///
@@ -106,7 +112,7 @@ impl MemoryBudget {
     ///
     /// [`RematError::InvalidFraction`] unless it is above 0 and at most 1.
     pub fn fraction(fraction: f64) -> Result<Self, RematError> {
-        let mut budget = Self::bytes(u64::MAX);
+        let mut budget = Self::unlimited();
         budget.fraction = Some(fraction);
         let is_valid = fraction > 0.0 && fraction <= 1.0;
         let error = RematError::InvalidFraction { fraction };

@@ -16,6 +16,7 @@ mod many;
 mod metrics;
 mod models;
 mod order;
+mod outputs;
 #[path = "../operations/probe/mod.rs"]
 mod probe;
 mod programs;

@@ -4,7 +4,10 @@ use burn::backend::Autodiff;
 use burn::tensor::Tensor;
 use burn_checkpoint::snapshot::{Holder, Snapshot, chrome_trace};
 use burn_checkpoint::trace::{self, Event, EventKind, Kind};
-use burn_checkpoint::{MemoryBudget, Policy, Remat, checkpoint_labelled, name_parameters};
+use burn_checkpoint::{
+    MemoryBudget, Policy, Recorder, Remat, checkpoint_labelled, name_parameters, record_all,
+    recorder,
+};
 use burn_flex::Flex;
 use serde_json::Value;
 
@@ -12,8 +15,7 @@ type B = Autodiff<Remat<Flex>>;
 
 /// Two scopes, the second with a quote in its label, and a backward pass.
 fn events() -> Vec<Event> {
-    let _all = MemoryBudget::bytes(u64::MAX).install();
-    let recording = trace::record();
+    let recording = record_all();
     let x = Tensor::<B, 1>::ones([4096], &Default::default()).require_grad();
     let block = |x: Tensor<B, 1>| x.exp().log().exp().log();
     let y = checkpoint_labelled("first", Policy::Recompute, || block(x.clone()));
@@ -43,6 +45,34 @@ fn holders_are_all_that_is_in_use() {
     assert!(snapshot.to_string().contains("KiB"));
 }
 
+/// No scope, and no budget of the program's own.
+#[test]
+fn a_full_recording_sees_tensors_of_no_scope() {
+    let step = || {
+        let x = Tensor::<B, 1>::ones([4096], &Default::default()).require_grad();
+        drop(x.exp().log().sum().backward());
+    };
+    let scopes_only = trace::record();
+    step();
+    // Another test's tensors, which a panic left, may go meanwhile.
+    let is_made = |event: &Event| matches!(event.kind, EventKind::Alloc(..));
+    assert!(!scopes_only.finish().iter().any(is_made));
+
+    let recording = record_all();
+    step();
+    let snapshot = Snapshot::at_peak(&recording.finish()).expect("there were tensors");
+    // The input, its exponentials, and the gradients of both.
+    assert!(snapshot.live_bytes >= 4 * 4096 * 3, "{snapshot}");
+    assert_eq!(recorder(), Recorder::None, "it is over");
+
+    // A budget that is in force stays so.
+    let budget = MemoryBudget::bytes(2 * 4 * 4096).strict().install();
+    let recording = record_all();
+    let refused = std::panic::catch_unwind(step);
+    assert!(refused.is_err() && recording.take().iter().any(is_made));
+    drop((recording, budget));
+}
+
 /// The module that holds the memory, and what it is for.
 #[test]
 fn holders_tell_the_parameter_in_use_and_the_kind() {
@@ -56,8 +86,7 @@ fn holders_tell_the_parameter_in_use_and_the_kind() {
     let model = name_parameters::<B, _>(model);
     assert_eq!(model[1].weight.val().into_data(), before);
     assert!(model[1].weight.val().is_require_grad());
-    let _all = MemoryBudget::bytes(u64::MAX).install();
-    let recording = trace::record();
+    let recording = record_all();
     let x = Tensor::<B, 2>::ones([256, 64], &device);
     let y = model[0].forward(x).exp();
     let y = model[1].forward(y).exp();
@@ -166,8 +195,7 @@ fn a_scope_that_panicked_is_not_around_what_follows() {
 #[test]
 fn results_of_one_operation_are_held_apart() {
     use burn::tensor::module::max_pool2d_with_indices;
-    let _all = MemoryBudget::bytes(u64::MAX).install();
-    let recording = trace::record();
+    let recording = record_all();
     let x = Tensor::<B, 4>::ones([1, 1, 32, 32], &Default::default());
     let (y, indices) = max_pool2d_with_indices(x, [2, 2], [2, 2], [0, 0], [1, 1], false);
     drop(indices);

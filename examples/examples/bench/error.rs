@@ -12,7 +12,7 @@ pub enum BenchError {
     #[error("{0}")]
     Options(String),
 
-    /// The backend is not compiled in.
+    /// The backend is not compiled in, or the machine lacks what it needs.
     #[error(transparent)]
     BackendMissing(#[from] BackendMissing),
 

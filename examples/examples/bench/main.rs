@@ -88,6 +88,8 @@ fn run(options: &Options) -> Result<String, BenchError> {
         return Ok(options.backend.run("bench", Operations(options))??);
     }
     let report = if options.memory {
+        // Here, not in each process anew.
+        options.backend.check("bench")?;
         alone::each(options)?
     } else {
         options.backend.run("bench", Race(options))?

@@ -43,10 +43,9 @@ fn every_setting_takes_the_same_steps_from_the_same_start() {
         assert_eq!(figures.memory, None, "it would be that of all");
         assert!((figures.loss - measured[0].loss).abs() < 0.05, "{report}");
     }
-    assert_eq!(
-        measured[0].loss, measured[1].loss,
-        "off is the bare backend"
-    );
+    // `off` has `FusedBackward`: other operations for layer norm and attention, so other roundings.
+    let [bare, off] = [measured[0], measured[1]];
+    assert!((off.loss - bare.loss).abs() < 1e-5, "{report}");
     assert_eq!(measured[3].loss, measured[4].loss, "deferred is sync");
     assert_eq!(measured[0].ratio.unwrap().median, 1.0);
 }

@@ -16,8 +16,8 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Int, Tensor};
 use burn_amp::{Autocast, Bf16, F16};
 use burn_estimate::{
-    DeviceMemory, DeviceProfile, Estimate, Meta, MetaDevice, Plan, Planned, Shares, estimate_on,
-    measure, plan,
+    DeviceMemory, DeviceProfile, Estimate, LinkedMemory, Meta, MetaDevice, Plan, Planned, Shares,
+    estimate_on, measure, plan,
 };
 use burn_flex::Flex;
 use burn_zero::{Stage, ZeroSettings};
@@ -189,8 +189,7 @@ impl Fit {
         let mut runs = Runs::new(&model, profile, meta, memory);
         let asked = runs.planned(asked);
         let mut settings = settings(batch * accum, asked.setting);
-        if self.device == DeviceName::Cpu {
-            // The host's memory is the device's.
+        if profile.link.memory == LinkedMemory::Shared {
             settings.retain(|setting| !setting.uses_host());
         }
         let mut plan = plan(settings, memory, |setting, too_large| {
@@ -714,7 +713,7 @@ fn scaled(text: &str, units: &[(char, f64)]) -> Result<u64, String> {
 mod tests {
     use std::sync::{Mutex, MutexGuard, PoisonError};
 
-    use burn_estimate::{HostCosts, Kind};
+    use burn_estimate::{HostCosts, HostLink, Kind};
 
     use super::*;
 
@@ -875,7 +874,11 @@ mod tests {
         reordered_per_second: 0.52e9,
         f32_flops: 135e9,
         half_flops: 127e9,
-        host_bytes_per_second: 156e9,
+        link: HostLink {
+            memory: LinkedMemory::Shared,
+            upload_bytes_per_second: 10e9,
+            read_bytes_per_second: 10e9,
+        },
         host: HostCosts {
             runs_kernels: true,
             scope: Duration::from_nanos(310),
@@ -899,8 +902,10 @@ mod tests {
                 let estimate = update(&model, setting, MetaDevice::new(0)).shared(setting.shares());
                 (estimate.peak_bytes, estimate.time(&profile))
             };
+            let shares_memory = profile.link.memory == LinkedMemory::Shared;
             let searched: Vec<_> = settings(8, all.asked.setting)
                 .into_iter()
+                .filter(|setting| !(shares_memory && setting.uses_host()))
                 .map(alone)
                 .collect();
             assert!(searched.len() >= 20);
@@ -925,6 +930,27 @@ mod tests {
             chosen.dedup();
             assert!(chosen.len() > 1, "{chosen:?}");
         }
+    }
+
+    /// Whatever the device is called: the profile says that its memory is the host's.
+    #[test]
+    fn nothing_is_offloaded_to_the_memory_that_it_comes_from() {
+        let options = "--no-pools --layers 2 --width 64 --context 64 --effective-batch 8";
+        let offloads = |profile| {
+            let plan = run_on(&format!("{options} --memory 1G"), profile).plan;
+            let planned = plan.fitting.iter().chain(&plan.too_large);
+            let offloaded = planned.filter(|planned| planned.setting.uses_host());
+            offloaded.count()
+        };
+        let separate = DeviceProfile {
+            link: HostLink {
+                memory: LinkedMemory::Separate,
+                ..CPU.link
+            },
+            ..CPU
+        };
+        assert!(offloads(separate) > 0);
+        assert_eq!(offloads(CPU), 0);
     }
 
     #[test]

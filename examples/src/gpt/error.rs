@@ -20,7 +20,7 @@ pub enum GptError {
     #[error(transparent)]
     Io(#[from] io::Error),
 
-    /// The backend is not compiled in.
+    /// The backend is not compiled in, or the machine lacks what it needs.
     #[error(transparent)]
     BackendMissing(#[from] BackendMissing),
 

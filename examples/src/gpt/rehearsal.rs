@@ -11,7 +11,7 @@ use burn_accum::{
 use burn_amp::GradScaler;
 use burn_checkpoint::plot::MemoryPlot;
 use burn_checkpoint::snapshot::{Snapshot, chrome_trace};
-use burn_checkpoint::{InstalledBudget, MemoryBudget, trace};
+use burn_checkpoint::{InstalledBudget, MemoryBudget, record_all};
 use burn_estimate::{Meta, estimate_run};
 
 use super::error::GptError;
@@ -91,9 +91,7 @@ pub fn plot_memory<B: AutodiffBackend>(
     job: &Job,
     device: &B::Device,
 ) -> Result<(), GptError> {
-    // Under a budget all tensors are seen. This one, of any size, is in force where the options bring none.
-    let _all = MemoryBudget::bytes(u64::MAX).install();
-    let recording = trace::record();
+    let recording = record_all();
     let limit_bytes = Cell::new(None);
     let micro_batch = job.batch.micro as usize;
     rehearsal::<B>(options, job, device, micro_batch, |budget| {

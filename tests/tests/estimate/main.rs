@@ -8,6 +8,7 @@ mod device_costs;
 #[cfg(feature = "vulkan")]
 mod fusion;
 mod learner;
+mod link;
 mod programs;
 mod ranks;
 #[cfg(feature = "vulkan")]
