@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use strsim::damerau_levenshtein;
 
-use super::keys::keys;
+use super::keys::{Treatment, keys};
 use super::{BatchConfig, ConfigError, MICRO, STEPS, TRAIN, ZeroConfig};
 use crate::group::BufferDtype;
 use crate::{Memory, Stage};
@@ -254,20 +254,22 @@ impl Reader<'_> {
                 return Err(ConfigError::key(path, reason));
             };
             let value = whole(value);
-            let value = match key.rule {
-                "section" if value.is_null() => None,
-                "section" => Some(self.section(&path, value)?.entries.into()),
-                "ignored" => {
+            let value = match key.treatment {
+                Treatment::Section if value.is_null() => None,
+                Treatment::Section => Some(self.section(&path, value)?.entries.into()),
+                Treatment::Ignored => {
                     self.ignored.insert(path, key.reason.to_owned());
                     None
                 }
-                "read or default" if value == "auto" => self.auto(&path),
-                "read" | "read or default" => Some(self.filled(&path, value)?),
-                _ if key.is_harmless(&value) => {
+                Treatment::ReadOrDefault if value == "auto" => self.auto(&path),
+                Treatment::Read | Treatment::ReadOrDefault => Some(self.filled(&path, value)?),
+                Treatment::Refused(harmless) if harmless.has(&value) => {
                     self.ignored.insert(path, "asks for nothing".to_owned());
                     None
                 }
-                _ => return Err(read.unsupported(&name, &preview(&value), key.reason)),
+                Treatment::Refused(_) => {
+                    return Err(read.unsupported(&name, &preview(&value), key.reason));
+                }
             };
             if let Some(value) = value.filter(|value| !value.is_null()) {
                 read.entries.insert(name, value);
