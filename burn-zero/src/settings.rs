@@ -105,8 +105,17 @@ pub enum Stage {
 }
 
 impl Stage {
+    /// All stages, ascending.
+    pub const ALL: [Self; 4] = [
+        Self::DataParallel,
+        Self::OptimizerState,
+        Self::Gradients,
+        Self::Parameters,
+    ];
+
     /// The stages in which every rank has whole parameters, ascending.
-    pub const ALL: [Self; 3] = [Self::DataParallel, Self::OptimizerState, Self::Gradients];
+    pub const WITH_WHOLE_PARAMETERS: [Self; 3] =
+        [Self::DataParallel, Self::OptimizerState, Self::Gradients];
 
     /// Its number in the paper and in DeepSpeed.
     pub fn number(self) -> u8 {
@@ -128,8 +137,7 @@ impl TryFrom<u8> for Stage {
     type Error = String;
 
     fn try_from(number: u8) -> Result<Self, Self::Error> {
-        let mut stages = Self::ALL.into_iter().chain([Self::Parameters]);
-        let stage = stages.find(|stage| stage.number() == number);
+        let stage = Self::ALL.into_iter().find(|stage| stage.number() == number);
         stage.ok_or_else(|| format!("ZeRO stage {number}, but there are 0, 1, 2 and 3"))
     }
 }

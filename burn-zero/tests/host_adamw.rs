@@ -355,3 +355,35 @@ fn a_configuration_is_read_from_a_file_and_amsgrad_is_refused() {
             .contains("amsgrad")
     );
 }
+
+#[test]
+fn burns_configuration_keeps_its_values_or_says_what_there_is_not() {
+    use burn::grad_clipping::GradientClippingConfig;
+    use burn::optim::AdamWConfig;
+
+    let config = AdamWConfig::new().with_beta_2(0.98).with_epsilon(1e-6);
+    let expected = HostAdamWConfig {
+        beta_1: 0.9,
+        beta_2: 0.98,
+        epsilon: 1e-6,
+        weight_decay: 1e-4,
+    };
+    assert_eq!(HostAdamWConfig::try_from(config), Ok(expected));
+    for (refused, setting) in [
+        (AdamWConfig::new().with_amsgrad(true), "amsgrad"),
+        (
+            AdamWConfig::new().with_cautious_weight_decay(true),
+            "cautious_weight_decay",
+        ),
+        (
+            AdamWConfig::new().with_grad_clipping(Some(GradientClippingConfig::Norm(1.0))),
+            "grad_clipping",
+        ),
+    ] {
+        let error = HostAdamWConfig::try_from(refused).expect_err("not on the host");
+        assert!(
+            matches!(error, ZeroError::InvalidSetting { setting: found, .. } if found == setting),
+            "{error}"
+        );
+    }
+}

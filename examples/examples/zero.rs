@@ -97,7 +97,7 @@ fn main() -> Result<(), ZeroError> {
     let batch: Vec<f32> = batch.into_data().to_vec().expect("f32");
     println!("a rank of {RANKS}, KiB:  optimizer state  gradients at the peak  sent a step");
     let mut weights = Vec::new();
-    for stage in Stage::ALL {
+    for stage in Stage::WITH_WHOLE_PARAMETERS {
         let ranks = ThreadGroup::spawn(RANKS, GroupOptions::default(), |group| {
             let model = model.lock().expect("no rank failed").clone();
             train(Arc::new(group), stage, model.fork(&device), &batch)

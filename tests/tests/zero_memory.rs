@@ -110,7 +110,8 @@ fn a_gpt_trains_within_a_limit_that_it_exceeds_without_stage_two() {
     let initial = gpt.init::<B>(&Default::default());
     let beside = pass_beside_gradients(&gpt);
     let adam = || AdamWConfig::new().init();
-    let [zero, one, two] = Stage::ALL.map(|stage| train(&initial, &config(stage), adam));
+    let [zero, one, two] =
+        Stage::WITH_WHOLE_PARAMETERS.map(|stage| train(&initial, &config(stage), adam));
     let three = train(&initial, &config(Stage::Parameters), adam);
     let on_host = ZeroConfig {
         offload_optimizer: Memory::Host,

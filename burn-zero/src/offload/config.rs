@@ -1,5 +1,6 @@
 //! The configuration of offloaded optimizers.
 
+use burn::optim::AdamWConfig;
 use serde::{Deserialize, Serialize};
 
 use super::OffloadedAdamW;
@@ -85,6 +86,60 @@ impl Default for HostAdamWConfig {
             epsilon: 1e-8,
             weight_decay: 0.01,
         }
+    }
+}
+
+/// Burn's configuration under the same names, so that a swap of the optimizer changes no value.
+///
+/// ```
+/// use burn::optim::AdamWConfig;
+/// use burn_zero::{HostAdamWConfig, OffloadConfig};
+///
+/// let config = AdamWConfig::new().with_epsilon(1e-6);
+/// let optimizer = OffloadConfig::new(HostAdamWConfig::try_from(config)?).init()?; // config.init()
+/// # let _ = optimizer;
+/// # Ok::<(), burn_zero::ZeroError>(())
+/// ```
+///
+/// # Errors
+///
+/// [`ZeroError::InvalidSetting`] for what there is not on the host: `amsgrad`, `cautious_weight_decay`, and `grad_clipping`, in place of
+/// which burn-accum's `ClipGlobalNorm` clips by the norm of all gradients.
+impl TryFrom<AdamWConfig> for HostAdamWConfig {
+    type Error = ZeroError;
+
+    fn try_from(config: AdamWConfig) -> Result<Self, Self::Error> {
+        /// The fields of Burn's configuration, which are private there.
+        #[derive(Deserialize)]
+        struct Fields {
+            beta_1: f32,
+            beta_2: f32,
+            epsilon: f32,
+            weight_decay: f32,
+            cautious_weight_decay: bool,
+            amsgrad: bool,
+            grad_clipping: Option<serde_json::Value>,
+        }
+        /// The number as it was written: 0.9 for the f32 that is nearest to it.
+        fn written(number: f32) -> f64 {
+            let text = number.to_string();
+            text.parse().expect("a number is written as one")
+        }
+        let value = serde_json::to_value(&config).expect("Burn writes its configurations so");
+        let fields: Fields = serde_json::from_value(value).expect("the fields of Burn 0.21.0");
+        ZeroError::require(!fields.amsgrad, "amsgrad", true, "false")?;
+        let cautious = fields.cautious_weight_decay;
+        ZeroError::require(!cautious, "cautious_weight_decay", true, "false")?;
+        if let Some(clipping) = fields.grad_clipping {
+            let expected = "absent: clip all gradients together, by burn_accum::ClipGlobalNorm";
+            ZeroError::require(false, "grad_clipping", clipping, expected)?;
+        }
+        Ok(Self {
+            beta_1: written(fields.beta_1),
+            beta_2: written(fields.beta_2),
+            epsilon: written(fields.epsilon),
+            weight_decay: written(fields.weight_decay),
+        })
     }
 }
 

@@ -30,7 +30,7 @@ pub type Plain = Autodiff<Flex>;
 pub type B = Sharded<Autodiff<Remat<Flex>>>;
 
 /// Those in which a rank may leave parameters out that others use.
-pub const STAGES: [Stage; 3] = Stage::ALL;
+pub const STAGES: [Stage; 3] = Stage::WITH_WHOLE_PARAMETERS;
 
 pub const WITH_PARAMETERS: [Stage; 4] = [
     Stage::DataParallel,

@@ -174,7 +174,7 @@ fn within_2_percent(what: &str, found: u64, formula: f64) {
 fn traffic_and_state_are_those_of_the_paper() {
     let _turn = turn();
     for world_size in [2, 8, 64, 1024] {
-        for stage in Stage::ALL {
+        for stage in Stage::WITH_WHOLE_PARAMETERS {
             let estimate = simulated::<Ranks>(&Layers, stage, (0, world_size), false);
             let what = format!("{world_size} ranks, stage {stage:?}");
             // Section 7: 2 P in every stage up to 2, but for the part that is the rank's own.
@@ -237,7 +237,7 @@ fn stages_of_a_large_model() {
         parameters = model.num_params() as f64;
         estimate_on::<Alone, _>(device, model, step).0
     });
-    for stage in Stage::ALL.into_iter().chain([Stage::Parameters]) {
+    for stage in Stage::ALL {
         for ranks in [1, 2, 8, 64, 1024] {
             let rank = alone.shared(Shares {
                 ranks,
@@ -278,7 +278,7 @@ fn stages_of_a_large_model() {
 fn traffic_is_that_of_real_ranks() {
     let _turn = turn();
     for world_size in 1..=4 {
-        for stage in Stage::ALL.into_iter().chain([Stage::Parameters]) {
+        for stage in Stage::ALL {
             let simulated = simulated::<Ranks>(&Layers, stage, (0, world_size), false).sent_bytes;
             let real = real(stage, world_size);
             assert_eq!(simulated, real, "{world_size} ranks, {stage:?}");
@@ -345,7 +345,7 @@ where
 #[test]
 fn what_is_derived_from_a_run_without_ranks_is_what_ranks_take() {
     let _turn = turn();
-    let stages = [&Stage::ALL[..], &[Stage::Parameters]].concat();
+    let stages = Stage::ALL.to_vec();
     derived_is_what_ranks_take::<Alone, Ranks>("gpt", &Gpt(6, Checkpoint::None), &stages);
     let blocks = Gpt(6, Checkpoint::Block);
     derived_is_what_ranks_take::<Alone, Ranks>("gpt, blocks recomputed", &blocks, &stages);

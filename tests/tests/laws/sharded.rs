@@ -122,7 +122,7 @@ fn sharding(stage: Stage, gradients: Memory) -> ZeroSettings {
 
 fn ranks_are_one_rank<I: Backend>() {
     let alone = train(AdamWConfig::new().init(), Net::<Autodiff<I>>::new(), 0, 1);
-    for stage in Stage::ALL {
+    for stage in Stage::WITH_WHOLE_PARAMETERS {
         let two = train_on_two::<I, _>(&sharding(stage, Memory::Device), || {
             AdamWConfig::new().init()
         });
@@ -149,7 +149,7 @@ fn the_host_updates_as_the_device<I: Backend>() {
     let off = distance(&alone, &device);
     println!("alone: {off}");
     assert!(off < ROUNDING, "alone: {off}");
-    for stage in Stage::ALL {
+    for stage in Stage::WITH_WHOLE_PARAMETERS {
         let device = train_on_two::<I, _>(&sharding(stage, Memory::Device), || {
             AdamWConfig::new().init()
         });
