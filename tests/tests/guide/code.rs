@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use burn::backend::Autodiff;
 use burn::data::dataloader::DataLoader;
-use burn::module::Module;
+use burn::module::{AutodiffModule, Module};
 use burn::nn::Linear;
 use burn::nn::loss::{CrossEntropyLossConfig, Reduction};
 use burn::optim::{AdamConfig, AdamWConfig, GradientsParams, Optimizer};
@@ -21,9 +21,9 @@ use burn_accum::{
     AccumConfig, AccumulatingStrategy, ClipGlobalNorm, Counted, MicroBatchSearch, MultiSteps,
     PerUpdate, find_micro_batch, rehearse,
 };
-use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig, Watch, explain_overflow};
+use burn_amp::{Autocast, F16, F32, GradScaler, GradScalerConfig, Watch, autocast, explain_overflow};
 use burn_checkpoint::plan::plan;
-use burn_checkpoint::{MemoryBudget, Remat, checkpoint, checkpoint_chain, profile_chain, profile_tail};
+use burn_checkpoint::{MemoryBudget, Policy, Remat, checkpoint, checkpoint_chain, checkpoint_listing, profile_chain, profile_tail};
 use burn_fused::{FusedBackward, LinearCrossEntropy, LinearCrossEntropyLossConfig};
 use burn_estimate::{DeviceMemory, Meta, MetaDevice, estimate_on, estimate_rank};
 use burn_tensorboard::TensorBoard;
@@ -427,6 +427,113 @@ training
     .with_training_strategy(ZeroStrategy::threads(2).into()) // the one line
     .launch(Learner::new(model, optimizer, schedule));
 
+        Ok(())
+    }
+}
+
+mod with_a_model_you_cannot_edit {
+    use super::*;
+
+    type B = Autodiff<Remat<Cuda>>;
+
+    fn budget() -> Done {
+type B = Autodiff<Remat<Cuda>>;
+
+let _budget = MemoryBudget::fraction(0.4)?.install(); // of what the first step takes
+
+        Ok(())
+    }
+
+    /// A struct of another crate.
+    struct Encoded {
+        class: Tensor<B, 2>,
+        patches: Tensor<B, 3>,
+    }
+
+    struct Encoder;
+
+    impl Encoder {
+        fn forward(&self, images: Tensor<B, 4>) -> Encoded {
+            unreachable!("not run")
+        }
+    }
+
+    fn listed(encoder: Encoder, images: Tensor<B, 4>) -> Encoded {
+let output = checkpoint_listing(
+    Policy::Recompute,
+    || encoder.forward(images),
+    |output, tensors| {
+        tensors.add(&output.class).add(&output.patches);
+    },
+);
+
+        output
+    }
+
+    struct Agent;
+
+    impl Agent {
+        fn sample(&self, observation: Tensor<Autocast<Base>, 2>) -> Vec<f32> {
+            unreachable!("not run")
+        }
+    }
+
+    fn reads(policy: Agent, observation: Tensor<Autocast<Base>, 2>) -> Vec<f32> {
+let action = autocast::<F32, _>(|| policy.sample(observation.clone()));
+
+        action
+    }
+
+    type Ranked = Sharded<Autodiff<Remat<Cuda>>>;
+
+    fn units(group: Arc<dyn ProcessGroup>) -> Done {
+let optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group, ZeroSettings::stage(Stage::Parameters))?
+    .with_units(|path| path.split('.').take(3).collect::<Vec<_>>().join(".")); // backbone.blocks.0 is one unit, head another
+
+        trains::<Ranked>(&optimizer);
+        Ok(())
+    }
+
+    fn trains<B: AutodiffBackend>(_: &impl Optimizer<Model<B>, B>) {}
+
+    /// The training loop of another crate.
+    struct Trainer<M, O> {
+        policy: M,
+        optimizer: O,
+    }
+
+    impl<O: Optimizer<Model<Half>, Half>> Trainer<Model<Half>, O> {
+        fn new(policy: Model<Half>, optimizer: O) -> Self {
+            Self { policy, optimizer }
+        }
+    }
+
+    type Half = Autocast<Sharded<Base>, F16>;
+
+    fn its_own_loop(policy: Model<Half>, group: Arc<dyn ProcessGroup>) -> Done {
+let scaler = GradScaler::new(GradScalerConfig::default())?;
+let mut zero = ZeroOptimizer::new(AdamWConfig::new().init(), group, ZeroSettings::stage(Stage::Gradients))?;
+let policy = zero.prepare(policy)?; // before the loop has it
+let trainer = Trainer::new(policy, scaler.wrap(zero));
+
+        drop(trainer);
+        Ok(())
+    }
+
+fn train<B: AutodiffBackend, M: AutodiffModule<B>>(mut model: M, mut optimizer: impl Optimizer<M, B>, loss: impl Fn(&M) -> Tensor<B, 1>) -> M {
+    for _ in 0..100 {
+        let grads = GradientsParams::from_grads(loss(&model).backward(), &model);
+        model = optimizer.step(1e-4, model, grads);
+    }
+    model
+}
+
+    fn clipping(group: Arc<dyn ProcessGroup>) -> Done {
+let clip = ClipGlobalNorm::new(AdamWConfig::new().init(), 1.0)?;
+let norm = clip.norm();
+let zero = ZeroOptimizer::new(clip, group, ZeroSettings::stage(Stage::Gradients))?.with_norm(move |value| norm.provide(value));
+
+        trains::<Sharded<Base>>(&zero);
         Ok(())
     }
 }
