@@ -458,7 +458,7 @@ let _budget = MemoryBudget::fraction(0.4)?.install(); // of what the first step 
         }
     }
 
-    fn listed(encoder: Encoder, images: Tensor<B, 4>) -> Encoded {
+    fn listed(encoder: Encoder, images: Tensor<B, 4>) -> Result<Encoded, Box<dyn Error>> {
 let output = checkpoint_listing(
     Policy::Recompute,
     || encoder.forward(images),
@@ -467,7 +467,7 @@ let output = checkpoint_listing(
     },
 );
 
-        output
+        Ok(output)
     }
 
     struct Agent;
@@ -478,10 +478,10 @@ let output = checkpoint_listing(
         }
     }
 
-    fn reads(policy: Agent, observation: Tensor<Autocast<Base>, 2>) -> Vec<f32> {
+    fn reads(policy: Agent, observation: Tensor<Autocast<Base>, 2>) -> Result<Vec<f32>, Box<dyn Error>> {
 let action = autocast::<F32, _>(|| policy.sample(observation.clone()));
 
-        action
+        Ok(action)
     }
 
     type Ranked = Sharded<Autodiff<Remat<Cuda>>>;
