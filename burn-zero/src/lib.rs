@@ -140,6 +140,7 @@ mod settings;
 pub mod shard;
 mod state;
 mod strategy;
+mod tensor_file;
 
 pub use backend::{HostTensor, PlacedTensor, Sharded, ShardedGradients, WithHost};
 pub use config::{BatchConfig, BatchSizes, ConfigError, ZeroConfig};
@@ -165,6 +166,7 @@ pub use recorder::{Recorder, Training};
 pub use settings::{Memory, Stage, ZeroSettings};
 pub use shard::{Partition, ShardMap};
 pub use strategy::{RankItem, SilentRenderer, ZeroStrategy};
+pub use tensor_file::TensorFile;
 
 /// Types of modules and records, public because Burn's traits require it; programs need not name them.
 pub mod parts {

@@ -1,18 +1,14 @@
 //! A safetensors file as the initial values of a model, each read when it is first used.
 
 use std::collections::HashSet;
-use std::fs::File;
-use std::io::{Read as _, Seek as _, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, Param, Parameter};
-use burn::tensor::{
-    BasicOps, Bool, BoolStore, DType, Float, Int, Shape, Tensor, TensorData, backend::Backend,
-};
-use safetensors::tensor::{Metadata, TensorInfo};
+use burn::tensor::{BasicOps, Bool, Float, Int, Shape, Tensor, backend::Backend};
 
-use crate::record::{Dtype, RecordError, run};
+use crate::record::{Dtype, RecordError};
+use crate::tensor_file::{TensorFile, on_host};
 use burn_decorator::follow_path;
 
 /// The module with the tensors of a safetensors file, by their paths, as [`consolidate`](crate::consolidate) writes it. A parameter that
@@ -41,7 +37,7 @@ use burn_decorator::follow_path;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn read_on_use<B: Backend, M: Module<B>>(module: M, file: &Path) -> Result<M, RecordError> {
-    let file = Arc::new(Tensors::open(file)?);
+    let file = Arc::new(TensorFile::open(file)?);
     let mut mapper = ReadOnUse {
         path: Vec::new(),
         found: HashSet::new(),
@@ -55,90 +51,13 @@ pub fn read_on_use<B: Backend, M: Module<B>>(module: M, file: &Path) -> Result<M
         file,
         ..
     } = mapper;
-    let mut names = file.metadata.offset_keys().into_iter();
-    let unknown = names.find(|name| !found.contains(name));
+    let unknown = file.names().find(|name| !found.contains(*name));
     let unknown = unknown.map(|name| format!("has a tensor {name}, which the model has not"));
-    let path = file.path.clone();
+    let path = file.path().to_owned();
     match refused.or(unknown) {
         None => Ok(module),
         Some(reason) => Err(RecordError::OtherModel { path, reason }),
     }
-}
-
-struct Tensors {
-    path: PathBuf,
-    metadata: Metadata,
-    /// Where the first tensor begins.
-    start: u64,
-}
-
-impl Tensors {
-    fn open(path: &Path) -> Result<Self, RecordError> {
-        let torn = |reason| RecordError::Torn {
-            path: path.to_owned(),
-            reason,
-        };
-        let (header, bytes) = run("read", path, || {
-            let mut file = File::open(path)?;
-            let all = file.metadata()?.len();
-            let (mut length, mut header) = ([0; 8], Vec::new());
-            file.read_exact(&mut length)?;
-            let length = u64::from_le_bytes(length);
-            // Another number is no length: the file is of another format, and the header stays empty.
-            if length <= all.saturating_sub(8) {
-                file.take(length).read_to_end(&mut header)?;
-            }
-            Ok((header, all))
-        })?;
-        // `SafeTensors` requires the bytes of all tensors too.
-        let metadata: Metadata = serde_json::from_slice(&header)
-            .map_err(|error| torn(format!("is no safetensors file: {error}")))?;
-        let start = 8 + header.len() as u64;
-        let expected = start + metadata.data_len() as u64;
-        match bytes == expected {
-            true => Ok(Self {
-                path: path.to_owned(),
-                metadata,
-                start,
-            }),
-            false => Err(torn(format!(
-                "has {bytes} bytes, but its header tells of {expected}"
-            ))),
-        }
-    }
-
-    /// A tensor in the file's type.
-    fn read(&self, info: &TensorInfo) -> Result<TensorData, RecordError> {
-        let (start, end) = info.data_offsets;
-        let mut bytes = vec![0; end - start];
-        run("read", &self.path, || {
-            let mut file = File::open(&self.path)?;
-            file.seek(SeekFrom::Start(self.start + start as u64))?;
-            file.read_exact(&mut bytes)
-        })?;
-        let dtype = on_host(info.dtype).expect("a tensor of another type was refused");
-        Ok(TensorData::from_bytes_vec(bytes, info.shape.clone(), dtype))
-    }
-}
-
-/// The type on the host; `None` for types that no parameter has.
-fn on_host(dtype: Dtype) -> Option<DType> {
-    Some(match dtype {
-        Dtype::F64 => DType::F64,
-        Dtype::F32 => DType::F32,
-        Dtype::F16 => DType::F16,
-        Dtype::BF16 => DType::BF16,
-        Dtype::I64 => DType::I64,
-        Dtype::I32 => DType::I32,
-        Dtype::I16 => DType::I16,
-        Dtype::I8 => DType::I8,
-        Dtype::U64 => DType::U64,
-        Dtype::U32 => DType::U32,
-        Dtype::U16 => DType::U16,
-        Dtype::U8 => DType::U8,
-        Dtype::BOOL => DType::Bool(BoolStore::Native),
-        _ => return None,
-    })
 }
 
 fn is_float(dtype: Dtype) -> bool {
@@ -154,7 +73,7 @@ struct ReadOnUse {
     found: HashSet<String>,
     /// Why the file is refused, for the first tensor that it lacks or has in another kind or shape.
     refused: Option<String>,
-    file: Arc<Tensors>,
+    file: Arc<TensorFile>,
 }
 
 impl ReadOnUse {
@@ -172,19 +91,19 @@ impl ReadOnUse {
         Tensor<B, D, K>: Parameter<Device = B::Device>,
     {
         let (name, file, shape) = (self.path.join("."), self.file.clone(), shape.to_vec());
-        let info = match file.metadata.info(&name).cloned() {
-            Some(info) if info.shape == shape && fits(info.dtype) => info,
+        match file.info(&name) {
+            Some(info) if info.shape == shape && fits(info.dtype) => {}
             found => {
-                let found = found.map(|found| (found.dtype, found.shape));
+                let found = found.map(|found| (found.dtype, &found.shape));
                 let reason =
                     format!("has {found:?} where the model has {name}, {kind} of {shape:?}");
                 self.refused.get_or_insert(reason);
                 return param;
             }
-        };
-        self.found.insert(name);
+        }
+        self.found.insert(name.clone());
         param.init_mapper(move |initial| {
-            let data = file.read(&info).unwrap_or_else(|error| panic!("{error}"));
+            let data = file.read(&name).unwrap_or_else(|error| panic!("{error}"));
             // `param` may have been frozen after `load` was made.
             let is_trained = Parameter::is_require_grad(&initial);
             let options = (&Tensor::device(&initial), initial.dtype());

@@ -2,12 +2,9 @@
 
 use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::prelude::*;
-use burn::tensor::activation::softmax;
-use burn::tensor::module::attention;
-use burn::tensor::ops::AttentionModuleOptions;
-use burn_decorator::fused::differentiates_attention;
 
 use super::{GptConfig, init};
+use crate::attend::attend;
 
 /// Every token reads from itself and the tokens before it.
 ///
@@ -57,30 +54,4 @@ impl<B: Backend> CausalSelfAttention<B> {
         let joined = read.swap_dims(1, 2).reshape([batch, time, width]);
         self.dropout.forward(self.output.forward(joined))
     }
-}
-
-/// `softmax(query keyᵗ / √features + mask) value`, the mask closing what lies after a query.
-///
-/// Burn's `attention`, where it is one operation. Elsewhere its softmax supports fully masked rows and is differentiated through the row's
-/// maximum, which under autodiff costs more in every training step. Here no row is fully masked, because every token may read
-/// itself.
-///
-/// # Shapes
-///
-/// - query, key, value, output: `[batch, heads, time, features]`
-fn attend<B: Backend>(query: Tensor<B, 4>, key: Tensor<B, 4>, value: Tensor<B, 4>) -> Tensor<B, 4> {
-    let [_, _, time, features] = query.dims();
-    let device = query.device();
-    if differentiates_attention(|| B::ad_enabled(&device)) {
-        let options = AttentionModuleOptions {
-            is_causal: true,
-            ..Default::default()
-        };
-        return attention(query, key, value, None, None, options);
-    }
-    // The query is scaled before the product: it is smaller than the scores, and they stay within the range of f16.
-    let scores = (query / (features as f64).sqrt()).matmul(key.transpose());
-    let later = Tensor::<B, 2, Bool>::tril_mask([time, time], 0, &device);
-    let scores = scores.mask_fill(later.unsqueeze::<4>(), f32::NEG_INFINITY);
-    softmax(scores, 3).matmul(value)
 }

@@ -1,0 +1,78 @@
+//! Causal self-attention whose heads of queries share heads of keys and values.
+
+use burn::nn::{Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::prelude::*;
+
+use super::{Architecture, LlmConfig, Rotation};
+use crate::attend::attend;
+
+/// Every token reads from itself and the tokens before it (grouped queries: Ainslie et al., arXiv 2305.13245).
+#[derive(Module, Debug)]
+pub struct GroupedAttention<B: Backend> {
+    q_proj: Linear<B>,
+    k_proj: Linear<B>,
+    v_proj: Linear<B>,
+    o_proj: Linear<B>,
+    q_norm: Option<RmsNorm<B>>,
+    k_norm: Option<RmsNorm<B>>,
+    head_width: usize,
+}
+
+impl<B: Backend> GroupedAttention<B> {
+    pub(super) fn new(config: &LlmConfig, device: &B::Device) -> Self {
+        let queries = config.heads * config.head_width;
+        let keys = config.key_heads * config.head_width;
+        let has_bias = config.has_qkv_bias;
+        let norm = || {
+            let norm = RmsNormConfig::new(config.head_width).with_epsilon(config.norm_epsilon);
+            (config.architecture == Architecture::Qwen3).then(|| norm.init(device))
+        };
+        Self {
+            q_proj: linear(config.width, queries, has_bias, device),
+            k_proj: linear(config.width, keys, has_bias, device),
+            v_proj: linear(config.width, keys, has_bias, device),
+            o_proj: linear(queries, config.width, config.has_output_bias, device),
+            q_norm: norm(),
+            k_norm: norm(),
+            head_width: config.head_width,
+        }
+    }
+
+    /// # Shapes
+    ///
+    /// - x, output: `[batch, time, width]`
+    pub fn forward(&self, x: Tensor<B, 3>, rotation: &Rotation<B>) -> Tensor<B, 3> {
+        let [batch, time, _] = x.dims();
+        let by_head = |x: Tensor<B, 3>, norm: Option<&RmsNorm<B>>| {
+            let heads = x.dims()[2] / self.head_width;
+            let x = x.reshape([batch, time, heads, self.head_width]);
+            let x = match norm {
+                Some(norm) => norm.forward(x),
+                None => x,
+            };
+            x.swap_dims(1, 2)
+        };
+        let query = by_head(self.q_proj.forward(x.clone()), self.q_norm.as_ref());
+        let key = by_head(self.k_proj.forward(x.clone()), self.k_norm.as_ref());
+        let value = by_head(self.v_proj.forward(x), None);
+        let read = attend(rotation.rotate(query), rotation.rotate(key), value);
+        let [_, heads, _, head_width] = read.dims();
+        let joined = read
+            .swap_dims(1, 2)
+            .reshape([batch, time, heads * head_width]);
+        self.o_proj.forward(joined)
+    }
+}
+
+/// A layer whose values are read from a file.
+pub(super) fn linear<B: Backend>(
+    inputs: usize,
+    outputs: usize,
+    has_bias: bool,
+    device: &B::Device,
+) -> Linear<B> {
+    LinearConfig::new(inputs, outputs)
+        .with_bias(has_bias)
+        .with_initializer(Initializer::Zeros)
+        .init(device)
+}

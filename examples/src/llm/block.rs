@@ -1,0 +1,70 @@
+//! One of the blocks.
+
+use burn::nn::{Linear, RmsNorm, RmsNormConfig};
+use burn::prelude::*;
+use burn::tensor::activation::silu;
+
+use super::attention::linear;
+use super::{GroupedAttention, LlmConfig, Rotation};
+
+/// Attention, then a gated feed-forward network; each reads a normalised copy of the residual stream and adds to it.
+#[derive(Module, Debug)]
+pub struct DecoderBlock<B: Backend> {
+    input_layernorm: RmsNorm<B>,
+    self_attn: GroupedAttention<B>,
+    post_attention_layernorm: RmsNorm<B>,
+    mlp: GatedFeedForward<B>,
+}
+
+impl<B: Backend> DecoderBlock<B> {
+    pub(super) fn new(config: &LlmConfig, device: &B::Device) -> Self {
+        let norm = RmsNormConfig::new(config.width).with_epsilon(config.norm_epsilon);
+        Self {
+            input_layernorm: norm.init(device),
+            self_attn: GroupedAttention::new(config, device),
+            post_attention_layernorm: norm.init(device),
+            mlp: GatedFeedForward::new(config, device),
+        }
+    }
+
+    /// # Shapes
+    ///
+    /// - x, output: `[batch, time, width]`
+    pub fn forward(&self, x: Tensor<B, 3>, rotation: &Rotation<B>) -> Tensor<B, 3> {
+        let normalised = self.input_layernorm.forward(x.clone());
+        let x = x + self.self_attn.forward(normalised, rotation);
+        let normalised = self.post_attention_layernorm.forward(x.clone());
+        x + self.mlp.forward(normalised)
+    }
+}
+
+/// SwiGLU (Shazeer, arXiv 2002.05202): `down(silu(gate(x)) up(x))`.
+#[derive(Module, Debug)]
+pub struct GatedFeedForward<B: Backend> {
+    gate_proj: Linear<B>,
+    up_proj: Linear<B>,
+    down_proj: Linear<B>,
+}
+
+impl<B: Backend> GatedFeedForward<B> {
+    pub(super) fn new(config: &LlmConfig, device: &B::Device) -> Self {
+        let (width, inner, bias) = (
+            config.width,
+            config.inner_width,
+            config.has_feed_forward_bias,
+        );
+        Self {
+            gate_proj: linear(width, inner, bias, device),
+            up_proj: linear(width, inner, bias, device),
+            down_proj: linear(inner, width, bias, device),
+        }
+    }
+
+    /// # Shapes
+    ///
+    /// - x, output: `[batch, time, width]`
+    pub fn forward(&self, x: Tensor<B, 3>) -> Tensor<B, 3> {
+        let gate = silu(self.gate_proj.forward(x.clone()));
+        self.down_proj.forward(gate * self.up_proj.forward(x))
+    }
+}

@@ -1,0 +1,38 @@
+//! Language models that others have published: Llama, Mistral, Qwen2 and Qwen3, from a Hugging Face directory.
+//!
+//! ```no_run
+//! use burn::tensor::{Int, Tensor};
+//! use examples::llm::LlmConfig;
+//!
+//! # type B = burn_flex::Flex;
+//! let folder = "SmolLM2-135M".as_ref();
+//! let device = Default::default();
+//! let model = LlmConfig::read(folder)?.init::<B>(&device); // no weight is there yet
+//! let model = model.read_weights(folder)?; // each is read when it is first used
+//! let tokens = Tensor::<B, 2, Int>::from_data([[1, 2, 3]], &device);
+//! let logits = model.logits(tokens);
+//! # let _ = logits;
+//! # Ok::<(), examples::llm::LlmError>(())
+//! ```
+//!
+//! | where | what |
+//! |---|---|
+//! | `config` | [`LlmConfig`] from `config.json`, and what is refused by its name |
+//! | `weights` | the parameters from `*.safetensors`, one by one |
+//! | `model`, `block`, `attention`, `rotary` | the model; its fields have the names of the files' tensors |
+//! | `error` | [`LlmError`] |
+
+mod attention;
+mod block;
+mod config;
+mod error;
+mod model;
+mod rotary;
+mod weights;
+
+pub use attention::GroupedAttention;
+pub use block::{DecoderBlock, GatedFeedForward};
+pub use config::{Architecture, LlmConfig, RotaryScaling};
+pub use error::LlmError;
+pub use model::{Decoder, Llm};
+pub use rotary::Rotation;
