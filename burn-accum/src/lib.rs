@@ -1,5 +1,8 @@
 //! Gradient accumulation for [Burn](https://burn.dev) 0.21: a window of micro-batches is one exact update.
 //!
+//! Exact is the update of the whole batch, to f32 rounding. That holds for a model that computes each item by itself. A `BatchNorm` normalises by the
+//! micro-batch that it sees, as it does in PyTorch, and a loss between the items of a batch (contrastive learning) sees the micro-batch's only.
+//!
 //! # A window
 //!
 //! [`MultiSteps`] is an optimizer that wraps any optimizer. It sums the gradients of `steps` micro-batches in f32, in place, then

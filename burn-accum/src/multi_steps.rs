@@ -11,7 +11,7 @@ use burn::{
     },
 };
 use burn_decorator::gradient::{
-    awaits_verdict, decide_on_host, is_left_out, non_finite_on_any_rank, report_verdict,
+    self, awaits_verdict, decide_on_host, is_left_out, non_finite_on_any_rank, report_verdict,
 };
 use burn_decorator::message::{self, Message};
 use burn_decorator::non_finite::{
@@ -512,11 +512,11 @@ where
     type Record = AccumRecord<O::Record, B::InnerBackend>;
 
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
-        self.advance(lr, module, grads.into())
+        gradient::update(|| self.advance(lr, module, grads.into()))
     }
 
     fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
-        self.advance(lr, module, grads.into())
+        gradient::update(|| self.advance(lr, module, grads.into()))
     }
 
     fn to_record(&self) -> Self::Record {

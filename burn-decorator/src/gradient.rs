@@ -1,8 +1,8 @@
 //! Facts about gradients that backends and optimizer decorators of different crates share on the thread that trains.
 //!
-//! There are four, each a thread-local, because Burn's traits have no argument for them: that data from the host is a
-//! gradient, which ranks decide together about gradients, what an accumulation found out about a micro-batch for the loss scaler around
-//! it, and which gradients overflowed after that.
+//! There are five, each a thread-local, because Burn's traits have no argument for them: that data from the host is a
+//! gradient, that an update reads gradients, which ranks decide together about gradients, what an accumulation found out about a micro-batch
+//! for the loss scaler around it, and which gradients overflowed after that.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -12,6 +12,7 @@ use crate::cell::{Scope, with_value};
 
 thread_local! {
     static LOADING: Cell<bool> = const { Cell::new(false) };
+    static UPDATING: Cell<bool> = const { Cell::new(false) };
     static RANKS: RefCell<Vec<Weak<dyn Ranks>>> = const { RefCell::new(Vec::new()) };
     static ON_HOST: RefCell<Vec<Weak<dyn Any + Send + Sync>>> = const { RefCell::new(Vec::new()) };
     /// The names that [`report_overflow`] was given; `None` outside of [`catch_overflow`].
@@ -37,6 +38,25 @@ pub fn load<R>(load: impl FnOnce() -> R) -> R {
 #[inline]
 pub fn is_loading() -> bool {
     LOADING.get()
+}
+
+/// Runs `update`, the step of an optimizer or of a layer around one, which may read gradients. Whoever reads a gradient of one rank outside of an
+/// update, such as a training loop that sums its squares, is warned by a backend whose gradients are sharded over ranks.
+///
+/// ```
+/// use burn_decorator::gradient::{is_updating, update};
+///
+/// assert!(update(is_updating) && !is_updating());
+/// ```
+pub fn update<R>(update: impl FnOnce() -> R) -> R {
+    let _updating = Scope::enter(&UPDATING, true);
+    update()
+}
+
+/// Whether the caller is inside of [`update`].
+#[inline]
+pub fn is_updating() -> bool {
+    UPDATING.get()
 }
 
 /// Ranks that train one model. A gradient may be non-finite on some of them only.

@@ -107,9 +107,12 @@ mod table;
 pub mod tape;
 #[cfg(feature = "tch")]
 pub mod tch;
+pub mod thread;
 mod unmended;
 mod upload;
 pub mod weight;
+#[cfg(feature = "autodiff")]
+mod without_ddp;
 
 pub use block::repeated_block;
 pub use stream::reading_stream;

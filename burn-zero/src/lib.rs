@@ -13,6 +13,7 @@
 //! | partition | [`Partition`]: who owns what, `Flat` (equal cuts through parameters) or `Whole` (whole parameters) |
 //! | gradient reducer | fills buckets with the gradients of backward and submits them to the communication thread |
 //! | rank context | what [`ZeroStrategy`] stores on a rank's thread for the optimizer: group, device, request |
+//! | sampler | [`DistributedSampler`]: an order of all data for each epoch, of which each rank takes its part |
 //! | step status | what ranks exchange after a step: batches left, learning rate, interruption |
 //! | memory tracker | counts the bytes of gradients that a rank holds |
 //! | record | saved training state: a directory of one manifest and one file per rank |
@@ -23,6 +24,9 @@
 //!
 //! [`group`] has [`ProcessGroup`] and its implementations [`SingleRank`], [`ThreadGroup`], for estimates [`SimulatedRank`], and, with the
 //! feature `mpi`, `MpiGroup`. [`shard`] computes which rank owns which elements: [`ShardMap`], integers only.
+//!
+//! `N` ranks train as one rank does on the union of their batches, to f32 rounding, for a model that computes each item by itself. A `BatchNorm`
+//! normalises by its rank's batch, as in PyTorch, and a loss between the items of a batch sees its rank's only; dropout draws other masks.
 //!
 //! Ranks that are processes are started by the cluster's own launcher, such as `mpirun -n 4 program`, and find each other over MPI: `docs/zero.md`
 //! has the packages to install and the commands.
@@ -136,13 +140,17 @@ mod read_on_use;
 pub mod record;
 mod recorder;
 mod reduce;
+mod sampler;
 mod settings;
 pub mod shard;
+mod stack;
 mod state;
 mod strategy;
 mod tensor_file;
 
-pub use backend::{HostTensor, PlacedTensor, Sharded, ShardedGradients, WithHost};
+pub use backend::{
+    GradientPart, HostTensor, OfRank, PlacedTensor, Sharded, ShardedGradients, WithHost,
+};
 pub use config::{BatchConfig, BatchSizes, ConfigError, ZeroConfig};
 pub use error::ZeroError;
 pub use estimate::{Estimate, ModelStates, estimate};
@@ -163,9 +171,13 @@ pub use parameters::offload_parameters;
 pub use read_on_use::read_on_use;
 pub use record::{RecordError, consolidate, consolidate_as, load_sharded, save_sharded};
 pub use recorder::{Recorder, Training};
+pub use sampler::{DistributedSampler, EpochOfRank, Tail};
 pub use settings::{Memory, Stage, ZeroSettings};
 pub use shard::{Partition, ShardMap};
-pub use strategy::{RankItem, SilentRenderer, ZeroStrategy};
+pub use strategy::{
+    BatchSums, EpochItems, RankItem, RankLoader, SampledLoader, SilentRenderer, SummedOutput,
+    ZeroStrategy,
+};
 pub use tensor_file::TensorFile;
 
 /// Types of modules and records, public because Burn's traits require it; programs need not name them.

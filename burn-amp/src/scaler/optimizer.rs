@@ -7,7 +7,9 @@ use burn::{
     optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer},
     tensor::backend::AutodiffBackend,
 };
-use burn_decorator::gradient::{MicroBatch, catch_overflow, catch_verdict, non_finite_on_any_rank};
+use burn_decorator::gradient::{
+    self, MicroBatch, catch_overflow, catch_verdict, non_finite_on_any_rank,
+};
 use burn_decorator::message::{self, Inside};
 use burn_decorator::non_finite::{Inspection, Outcome, Probe, Verdict, non_finite_paths};
 
@@ -294,7 +296,7 @@ where
             if message::received().is_some() {
                 self.pass_on(lr, module, grads)
             } else if self.scaler.shared.lock().is_enabled() {
-                self.advance(lr, module, StepGradients::One(grads))
+                gradient::update(|| self.advance(lr, module, StepGradients::One(grads)))
             } else {
                 self.inner.step(lr, module, grads)
             }
@@ -304,7 +306,7 @@ where
     fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
         autocast::<Off, _>(|| {
             if self.scaler.shared.lock().is_enabled() {
-                self.advance(lr, module, StepGradients::Several(grads))
+                gradient::update(|| self.advance(lr, module, StepGradients::Several(grads)))
             } else {
                 self.inner.step_multi(lr, module, grads)
             }

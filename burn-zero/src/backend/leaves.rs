@@ -11,6 +11,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend};
 use burn_decorator::autodiff::AutodiffTensor;
 
+use super::of_rank::GradientPart;
 use crate::reduce::GradientReducer;
 
 thread_local! {
@@ -221,6 +222,14 @@ fn exposed_place<B: AutodiffBackend>(tensor: &FloatTensor<B>) -> Option<Place> {
 /// The depth of a tensor in its graph; `None` if it is not part of one.
 pub(super) fn depth<B: Backend>(tensor: &AutodiffTensor<B>) -> Option<usize> {
     (!tensor.node.requirement.is_none()).then_some(tensor.node.order)
+}
+
+/// What this rank has of the gradient of a leaf that has not left the graph in backward; `None` for one that no ranks reduce.
+pub(super) fn part_of<B: Backend>(leaf: &AutodiffTensor<B>) -> Option<GradientPart> {
+    LEAVES.with_borrow(|leaves| {
+        let reducer = leaves.get(&node(leaf))?.reducer.upgrade()?;
+        (reducer.group().world_size() > 1).then_some(GradientPart::OwnBatch)
+    })
 }
 
 /// The number of a tensor's node.

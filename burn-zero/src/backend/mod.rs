@@ -2,9 +2,11 @@
 //!
 //! `sharded.rs` is the backend with its backward pass; `ops.rs` makes every operation from its row of the operation table and hooks
 //! parameters among the operands; `tape.rs` implements hooks on autodiff; `leaves.rs` lists this thread's parameters; `stream.rs`
-//! draws random numbers. `with_host.rs` is the backend of the resulting gradients, which may be in host memory.
+//! draws random numbers. `with_host.rs` is the backend of the resulting gradients, which may be in host memory; `of_rank.rs` warns whoever reads
+//! a gradient of one rank outside of the update.
 
 mod leaves;
+mod of_rank;
 mod ops;
 mod sharded;
 pub(crate) mod stream;
@@ -12,6 +14,7 @@ mod tape;
 mod with_host;
 
 pub(crate) use leaves::{attach, is_hooked, leaf_node, trained_leaf};
+pub use of_rank::{GradientPart, OfRank};
 pub use sharded::{Sharded, ShardedGradients};
 pub(crate) use with_host::on_host;
 pub use with_host::{HostTensor, PlacedTensor, WithHost};

@@ -10,7 +10,7 @@ use burn_backend::{AutodiffBackend, Backend, BackendTypes};
 use burn_decorator::autodiff::TapeBackend;
 use burn_decorator::weight::{GradientWeight, take};
 
-use super::leaves::{depth, forget_depth, leaves, node, reducers};
+use super::leaves::{depth, forget_depth, leaves, node, part_of, reducers};
 use super::stream;
 use super::tape;
 use super::with_host::{PlacedTensor, WithHost};
@@ -116,7 +116,8 @@ impl<A: TapeBackend> AutodiffBackend for Sharded<A> {
             Some(gradient) => gradient.clone(),
             None => {
                 grads.note_stayed(tensor);
-                A::grad(tensor, &grads.inner).map(|gradient| grads.weigh(gradient))
+                let gradient = A::grad(tensor, &grads.inner);
+                gradient.map(|gradient| grads.weigh(gradient).of_rank(part_of(tensor)))
             }
         }
     }
@@ -129,7 +130,8 @@ impl<A: TapeBackend> AutodiffBackend for Sharded<A> {
             Some(gradient) => gradient.take(),
             None => {
                 grads.note_stayed(tensor);
-                A::grad_remove(tensor, &mut grads.inner).map(|gradient| grads.weigh(gradient))
+                let gradient = A::grad_remove(tensor, &mut grads.inner);
+                gradient.map(|gradient| grads.weigh(gradient).of_rank(part_of(tensor)))
             }
         }
     }
@@ -148,7 +150,7 @@ impl<A: TapeBackend> AutodiffBackend for Sharded<A> {
     }
 
     fn from_inner(tensor: FloatTensor<Self::InnerBackend>) -> FloatTensor<Self> {
-        A::from_inner(tensor.up::<A::InnerBackend>())
+        A::from_inner(tensor.read().up::<A::InnerBackend>())
     }
 }
 
@@ -199,7 +201,10 @@ impl<A: TapeBackend> ShardedGradients<A> {
         }
         for leaf in leaves(reducer) {
             let gradient = all[leaf.parameter].take();
-            let gradient = gradient.map(|it| reducer.placed::<Inner<A>>(it.data, device));
+            let gradient = gradient.map(|it| {
+                let gradient = reducer.placed::<Inner<A>>(it.data, device);
+                gradient.of_rank(reducer.gradient_part())
+            });
             self.left.insert(leaf.node, gradient);
         }
     }

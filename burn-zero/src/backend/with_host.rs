@@ -14,6 +14,8 @@ use rayon::prelude::*;
 
 use PlacedTensor::{Device as OnDevice, Host};
 
+use super::of_rank::{GradientPart, OfRank};
+
 use crate::host::{HostRead, is_finite};
 
 /// The backend `B`, some of whose float tensors are in host memory: gradients that left the device during backward and whose
@@ -59,6 +61,8 @@ pub enum PlacedTensor<T, D> {
     Device(T),
     /// In host memory.
     Host(HostTensor<D>),
+    /// A gradient of one rank, in either memory, until an update reads it.
+    OfRank(OfRank<T, D>),
 }
 
 /// A tensor in host memory. Clones share its elements until one of them is changed.
@@ -76,12 +80,13 @@ impl<T: TensorMetadata, D: Clone> PlacedTensor<T, D> {
     where
         B: Backend<Device = D, FloatTensorPrimitive = T>,
     {
-        match self {
-            Self::Device(tensor) => tensor,
+        match self.unmarked() {
             Self::Host(tensor) => {
                 let device = tensor.device.clone();
                 B::float_from_data(tensor.into_data(), &device)
             }
+            Self::Device(tensor) => tensor,
+            Self::OfRank(_) => unreachable!("a tensor without its mark"),
         }
     }
 }
@@ -95,6 +100,7 @@ where
         match self {
             Self::Device(tensor) => tensor.dtype(),
             Self::Host(tensor) => tensor.data.dtype,
+            Self::OfRank(_) => self.placed().dtype(),
         }
     }
 
@@ -103,6 +109,7 @@ where
         match self {
             Self::Device(tensor) => tensor.shape(),
             Self::Host(tensor) => tensor.shape.clone(),
+            Self::OfRank(_) => self.placed().shape(),
         }
     }
 
@@ -111,6 +118,7 @@ where
         match self {
             Self::Device(tensor) => tensor.rank(),
             Self::Host(tensor) => tensor.shape.num_dims(),
+            Self::OfRank(_) => self.placed().rank(),
         }
     }
 }
@@ -214,42 +222,54 @@ impl<D> HostTensor<D> {
 
 // Every operation, made from its row: its operands are uploaded. Rows that are computed on the host come first.
 
-/// An operation on one tensor: by `$host` if the tensor is in host memory and `$host` supports it, else on the device.
+/// An operation on one tensor: by `$host` if the tensor is in host memory and `$host` supports it, else on the device. The result of a `linear`
+/// one on a gradient of one rank is such a gradient too.
 macro_rules! unary {
-    ($op:ident($($arg:ident: $type:ty)?), $host:expr) => {
+    (linear $op:ident($($arg:ident: $type:ty)?), $host:expr) => {
         #[inline]
         fn $op(tensor: FloatTensor<Self>, $($arg: $type)?) -> FloatTensor<Self> {
-            let tensor = match tensor {
-                OnDevice(tensor) => tensor,
-                Host(tensor) => match $host(tensor) {
-                    Ok(tensor) => return Host(tensor),
-                    Err(tensor) => up::<B>(Host(tensor)),
-                },
-            };
-            OnDevice(B::$op(tensor $(, $arg)?))
+            let (tensor, part) = tensor.linear();
+            unary!(tensor, $op($($arg)?), $host).of_rank(part)
+        }
+    };
+    (read $op:ident($($arg:ident: $type:ty)?), $host:expr) => {
+        #[inline]
+        fn $op(tensor: FloatTensor<Self>, $($arg: $type)?) -> FloatTensor<Self> {
+            let tensor = tensor.read();
+            unary!(tensor, $op($($arg)?), $host)
+        }
+    };
+    ($tensor:ident, $op:ident($($arg:ident)?), $host:expr) => {
+        match $tensor {
+            Host(tensor) => match $host(tensor) {
+                Ok(tensor) => Host(tensor),
+                Err(tensor) => OnDevice(B::$op(up::<B>(Host(tensor)) $(, $arg)?)),
+            },
+            tensor => OnDevice(B::$op(up::<B>(tensor) $(, $arg)?)),
         }
     };
 }
 
 /// An elementwise operation on two tensors in host memory, or on one and a single number, which is downloaded if necessary.
 macro_rules! binary {
-    ($op:ident, $f:expr) => {
+    ($op:ident, $operands:ident, $f:expr) => {
         #[inline]
         fn $op(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
+            let (lhs, rhs, part) = $operands(lhs, rhs);
             let lhs = match lhs {
-                OnDevice(lhs) => lhs,
                 Host(lhs) => {
                     let computed = match operand::<B>(&rhs, &lhs.shape) {
                         Some(rhs) => lhs.combine(rhs, $f),
                         None => Err(lhs),
                     };
                     match computed {
-                        Ok(tensor) => return Host(tensor),
+                        Ok(tensor) => return Host(tensor).of_rank(part),
                         Err(lhs) => up::<B>(Host(lhs)),
                     }
                 }
+                lhs => up::<B>(lhs),
             };
-            OnDevice(B::$op(lhs, up::<B>(rhs)))
+            OnDevice(B::$op(lhs, up::<B>(rhs))).of_rank(part)
         }
     };
 }
@@ -259,6 +279,7 @@ macro_rules! find {
     ($op:ident) => {
         #[inline]
         fn $op(tensor: FloatTensor<Self>, out_dtype: BoolDType) -> BoolTensor<Self> {
+            let tensor = tensor.read();
             match &tensor {
                 Host(host) if host.is_finite() => {
                     B::bool_zeros(host.shape.clone(), &host.device, out_dtype)
@@ -282,9 +303,9 @@ macro_rules! method {
     };
     (float_into_data($($arg:tt)*) -> $ret:tt) => {
         async fn float_into_data(tensor: FloatTensor<Self>) -> Result<TensorData, ExecutionError> {
-            match tensor {
-                OnDevice(tensor) => B::float_into_data(tensor).await,
+            match tensor.read() {
                 Host(tensor) => Ok(tensor.into_data()),
+                tensor => B::float_into_data(up::<B>(tensor)).await,
             }
         }
     };
@@ -294,18 +315,20 @@ macro_rules! method {
             match tensor {
                 OnDevice(tensor) => B::float_device(tensor),
                 Host(tensor) => tensor.device.clone(),
+                PlacedTensor::OfRank(_) => Self::float_device(tensor.placed()),
             }
         }
     };
     (float_is_require_grad($($arg:tt)*) -> $ret:tt) => {
         #[inline]
         fn float_is_require_grad(tensor: &FloatTensor<Self>) -> bool {
-            matches!(tensor, OnDevice(tensor) if B::float_is_require_grad(tensor))
+            matches!(tensor.placed(), OnDevice(tensor) if B::float_is_require_grad(tensor))
         }
     };
     (float_cat($($arg:tt)*) -> $ret:tt) => {
         #[inline]
         fn float_cat(tensors: Vec<FloatTensor<Self>>, dim: usize) -> FloatTensor<Self> {
+            let tensors: Vec<_> = tensors.into_iter().map(PlacedTensor::read).collect();
             let flat = tensors.iter().map(|tensor| match tensor {
                 Host(tensor) if tensor.shape.num_dims() == 1 => tensor.floats(),
                 _ => None,
@@ -317,43 +340,43 @@ macro_rules! method {
         }
     };
     (float_to_device($($arg:tt)*) -> $ret:tt) => {
-        unary! { float_to_device(device: &Device<Self>), |host| {
+        unary! { linear float_to_device(device: &Device<Self>), |host| {
             Ok(HostTensor { device: device.clone(), ..host })
         } }
     };
     (float_reshape($($arg:tt)*) -> $ret:tt) => {
-        unary! { float_reshape(shape: Shape), |host| Ok(HostTensor { shape: shape.clone(), ..host }) }
+        unary! { linear float_reshape(shape: Shape), |host| Ok(HostTensor { shape: shape.clone(), ..host }) }
     };
     (float_cast($($arg:tt)*) -> $ret:tt) => {
-        unary! { float_cast(dtype: FloatDType), |host: HostTensor<_>| Ok(host.cast(dtype)) }
+        unary! { linear float_cast(dtype: FloatDType), |host: HostTensor<_>| Ok(host.cast(dtype)) }
     };
-    (float_sum($($arg:tt)*) -> $ret:tt) => { unary! { float_sum(), HostTensor::sum } };
+    (float_sum($($arg:tt)*) -> $ret:tt) => { unary! { read float_sum(), HostTensor::sum } };
     (float_powi_scalar($($arg:tt)*) -> $ret:tt) => {
-        unary! { float_powi_scalar(power: Scalar), |host: HostTensor<_>| match power.elem::<i64>() {
+        unary! { read float_powi_scalar(power: Scalar), |host: HostTensor<_>| match power.elem::<i64>() {
             2 => host.combine(Operand::Number(2.0), |x, _| x * x),
             _ => Err(host),
         } }
     };
     (float_mul_scalar($($arg:tt)*) -> $ret:tt) => {
-        unary! { float_mul_scalar(value: Scalar), |host: HostTensor<_>| {
+        unary! { linear float_mul_scalar(value: Scalar), |host: HostTensor<_>| {
             host.combine(Operand::Number(value.elem()), |x, y| x * y)
         } }
     };
     (float_div_scalar($($arg:tt)*) -> $ret:tt) => {
-        unary! { float_div_scalar(value: Scalar), |host: HostTensor<_>| {
+        unary! { linear float_div_scalar(value: Scalar), |host: HostTensor<_>| {
             host.combine(Operand::Number(value.elem()), |x, y| x / y)
         } }
     };
-    (float_add($($arg:tt)*) -> $ret:tt) => { binary! { float_add, |x, y| x + y } };
-    (float_mul($($arg:tt)*) -> $ret:tt) => { binary! { float_mul, |x, y| x * y } };
+    (float_add($($arg:tt)*) -> $ret:tt) => { binary! { float_add, terms, |x, y| x + y } };
+    (float_mul($($arg:tt)*) -> $ret:tt) => { binary! { float_mul, factors, |x, y| x * y } };
     (tr_execute($transaction:ident: $kind:tt) -> $ret:tt) => {
         fn tr_execute($transaction: kind_type!($kind)) -> kind_type!($ret) {
             let TransactionPrimitive { read_floats, read_qfloats, read_ints, read_bools, .. } = $transaction;
             let (mut floats, mut on_host) = (Vec::new(), Vec::new());
             for (index, tensor) in read_floats.into_iter().enumerate() {
-                match tensor {
-                    OnDevice(tensor) => floats.push(tensor),
+                match tensor.read() {
                     Host(tensor) => on_host.push((index, tensor.into_data())),
+                    tensor => floats.push(up::<B>(tensor)),
                 }
             }
             let others = TransactionPrimitive::<B>::new(floats, read_qfloats, read_ints, read_bools);
@@ -372,13 +395,37 @@ macro_rules! method {
     ($op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         #[inline]
         fn $op($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
-            map_result!($ret B::$op($(map_operand!($kind $arg, up::<B>)),*), OnDevice)
+            map_result!($ret B::$op($(map_operand!($kind $arg, read::<B>)),*), OnDevice)
         }
     };
 }
 
 fn up<B: Backend>(tensor: FloatTensor<WithHost<B>>) -> FloatTensor<B> {
     tensor.up::<B>()
+}
+
+fn read<B: Backend>(tensor: FloatTensor<WithHost<B>>) -> FloatTensor<B> {
+    tensor.read().up::<B>()
+}
+
+/// The operands of a sum, and which part of a gradient it is.
+fn terms<T, D>(
+    lhs: PlacedTensor<T, D>,
+    rhs: PlacedTensor<T, D>,
+) -> (PlacedTensor<T, D>, PlacedTensor<T, D>, Option<GradientPart>) {
+    let ((lhs, left), (rhs, right)) = (lhs.linear(), rhs.linear());
+    (lhs, rhs, left.or(right))
+}
+
+/// The operands of a product, and which part of a gradient it is. It is linear unless both are gradients, as in a square.
+fn factors<T, D>(
+    lhs: PlacedTensor<T, D>,
+    rhs: PlacedTensor<T, D>,
+) -> (PlacedTensor<T, D>, PlacedTensor<T, D>, Option<GradientPart>) {
+    if lhs.part().is_some() && rhs.part().is_some() {
+        return (lhs.read(), rhs.unmarked(), None);
+    }
+    terms(lhs, rhs)
 }
 
 /// The second operand for an f32 tensor of this shape in host memory: a tensor of the same shape in host memory, or a single number with
@@ -396,8 +443,8 @@ fn operand<'a, B: Backend>(
             None
         }
         Host(tensor) => Some(Operand::Number(*tensor.floats()?.first()?)),
-        OnDevice(tensor) => {
-            let read = HostRead::start::<B>(tensor.clone()).wait();
+        tensor => {
+            let read = HostRead::start::<B>(up::<B>(tensor.clone())).wait();
             Some(Operand::Number(*read.first()?))
         }
     }

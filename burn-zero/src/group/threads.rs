@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use burn_decorator::thread::model_thread;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::{
@@ -74,6 +75,9 @@ impl ThreadGroup {
     /// Runs `rank` on `world_size` threads, each with its rank, and returns their results in the order of ranks, when all have
     /// ended. A rank leaves the group when its function returns, even if a clone of the group remains.
     ///
+    /// A thread has a stack of [`MODEL_STACK_BYTES`](burn_decorator::thread::MODEL_STACK_BYTES), 64 MiB, for models that are large by value; the
+    /// environment variable `RUST_MIN_STACK` sets a larger one, in bytes.
+    ///
     /// A thread cannot be ended from outside. If ranks have failed and others do not end, because they hang or still compute, the process
     /// ends with the fault on stderr: see [`GroupOptions::deadline`].
     ///
@@ -109,8 +113,7 @@ impl ThreadGroup {
             let mut ranks = groups.into_iter().zip(tasks).enumerate();
             let first = if here { ranks.next() } else { None };
             let start = |(number, rank)| {
-                thread::Builder::new()
-                    .name(format!("rank {number}"))
+                model_thread(format!("rank {number}"))
                     .spawn_scoped(scope, move || run(rank))
                     .expect("the system starts a thread")
             };

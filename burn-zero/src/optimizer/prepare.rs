@@ -17,7 +17,7 @@ use super::zero_optimizer::ZeroOptimizer;
 use crate::backend::{attach, leaf_node, stream};
 use crate::group::{BufferDtype, HostBuffer, ProcessGroup, agree_on_entries};
 use crate::host::{HostRead, exchanged, floats};
-use crate::module::replace_tensors;
+use crate::module::{Replace, replace_tensors};
 use crate::parameters::{Frozen, ParameterStore, Parts, offloaded, own_shards, replace_parameters};
 use crate::reduce::{GradientReducer, Layout, ParameterSpec};
 use crate::{Memory, ZeroError, ZeroOptimizerError, raise, state};
@@ -32,17 +32,21 @@ impl<O> ZeroOptimizer<O> {
     /// [`ZeroOptimizerError::NoRemat`]; those of the group.
     pub(super) fn placed<B, M>(
         &self,
-        module: M,
+        module: Box<M>,
         group: &Arc<dyn ProcessGroup>,
         device: Option<&B::Device>,
-    ) -> Result<M, ZeroError>
+    ) -> Result<Box<M>, ZeroError>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
         match (self.gathers_units(&**group), self.settings.parameters) {
-            (false, Memory::Device) => replace_parameters::<B, M, _>(module, |_, _| Ok(None)),
-            (false, Memory::Host) => Ok(offloaded::<B, M>(module, device)?),
+            (false, Memory::Device) => {
+                boxed(replace_parameters::<B, M, ZeroError>(*module, |_, _| {
+                    Ok(None)
+                }))
+            }
+            (false, Memory::Host) => boxed(offloaded::<B, M>(*module, device)),
             (true, _) => {
                 let (known, mut frozen) = {
                     let prepared = self.prepared.lock();
@@ -51,7 +55,7 @@ impl<O> ZeroOptimizer<O> {
                 let module =
                     in_parts::<B, M>(module, group, device, known.as_deref(), &mut frozen)?;
                 self.prepared.lock().frozen = frozen;
-                Ok(offloaded::<B, M>(module, device)?) // those whose type cannot be gathered
+                boxed(offloaded::<B, M>(*module, device)) // those whose type cannot be gathered
             }
         }
     }
@@ -65,9 +69,9 @@ impl<O> ZeroOptimizer<O> {
     pub(super) fn prepare_on<B, M>(
         &mut self,
         group: Arc<dyn ProcessGroup>,
-        module: M,
+        module: Box<M>,
         device: &B::Device,
-    ) -> Result<(M, Vec<ParamId>), ZeroError>
+    ) -> Result<(Box<M>, Vec<ParamId>), ZeroError>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
@@ -116,7 +120,7 @@ impl<O> ZeroOptimizer<O> {
         }
         let mut are_there: HashSet<_> = paths.map(|parameter| parameter.path.clone()).collect();
         let frozen = self.prepared.lock().frozen.clone();
-        for_each_float(&module, |path, _, tensor: FloatTensor<B>| {
+        for_each_float(&*module, |path, _, tensor: FloatTensor<B>| {
             are_there.extend(frozen.of::<B>(path, &tensor).map(|_| path.to_owned()));
         });
         let module = broadcast::<B, M>(module, &*group, &are_there)?;
@@ -144,6 +148,11 @@ impl<O> ZeroOptimizer<O> {
         (self.group, self.reducer) = (group, Some(reducer));
         Ok((module, ids))
     }
+}
+
+/// The module in a box. No caller then holds it by value while others run: a model of many small parameters would fill its thread's stack.
+fn boxed<M, E: Into<ZeroError>>(module: Result<M, E>) -> Result<Box<M>, ZeroError> {
+    module.map(Box::new).map_err(Into::into)
 }
 
 /// Whether an optimizer has state of the shards that it has stepped on. State that cannot be split counts too.
@@ -193,34 +202,38 @@ impl Ranks for GradientReducer {
 /// # Errors
 ///
 /// [`ZeroOptimizerError::NoRemat`]; those of the group.
+#[expect(clippy::boxed_local, reason = "a model is large by value")]
 fn in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
-    module: M,
+    module: Box<M>,
     group: &Arc<dyn ProcessGroup>,
     device: Option<&B::Device>,
     known: Option<&ParameterStore>,
     frozen: &mut Frozen,
-) -> Result<M, ZeroError> {
-    let module = replace_parameters::<B, M, ZeroError>(module, |path, old| {
-        let is_trained = B::float_is_require_grad(old);
-        let stays = match is_trained {
-            true => known.is_some_and(|known| known.has(leaf_node::<B>(old))),
-            false => frozen.of::<B>(path, old).is_some(),
-        };
-        // Other types are refused later.
-        let Some(dtype) = exchanged(old.dtype()).filter(|_| !stays) else {
-            return Ok(None);
-        };
-        let parts = Arc::new(in_parts_of::<B>(group, path, old, dtype)?);
-        let device = device.cloned().unwrap_or_else(|| B::float_device(old));
-        let leaf = parts.leaf::<B>(&device)?;
-        if !is_trained {
-            frozen.insert(path, parts, leaf_node::<B>(&leaf));
-        }
-        Ok(Some(leaf))
-    })?;
+) -> Result<Box<M>, ZeroError> {
+    let module = boxed(replace_parameters::<B, M, ZeroError>(
+        *module,
+        |path, old| {
+            let is_trained = B::float_is_require_grad(old);
+            let stays = match is_trained {
+                true => known.is_some_and(|known| known.has(leaf_node::<B>(old))),
+                false => frozen.of::<B>(path, old).is_some(),
+            };
+            // Other types are refused later.
+            let Some(dtype) = exchanged(old.dtype()).filter(|_| !stays) else {
+                return Ok(None);
+            };
+            let parts = Arc::new(in_parts_of::<B>(group, path, old, dtype)?);
+            let device = device.cloned().unwrap_or_else(|| B::float_device(old));
+            let leaf = parts.leaf::<B>(&device)?;
+            if !is_trained {
+                frozen.insert(path, parts, leaf_node::<B>(&leaf));
+            }
+            Ok(Some(leaf))
+        },
+    ))?;
     // Drops parts of an earlier model, and of parameters that are trained now.
     let known = std::mem::take(frozen);
-    for_each_float(&module, |path, _, tensor: FloatTensor<B>| {
+    for_each_float(&*module, |path, _, tensor: FloatTensor<B>| {
         let parts = known.of::<B>(path, &tensor);
         let parts = parts.filter(|_| !B::float_is_require_grad(&tensor));
         parts
@@ -260,7 +273,8 @@ pub fn shard_parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     group: &Arc<dyn ProcessGroup>,
 ) -> Result<M, ZeroError> {
-    in_parts::<B, M>(module, group, None, None, &mut Frozen::default())
+    let module = Box::new(module);
+    in_parts::<B, M>(module, group, None, None, &mut Frozen::default()).map(|module| *module)
 }
 
 /// Rank 0's tensor in parts.
@@ -287,18 +301,21 @@ fn in_parts_of<B: AutodiffBackend>(
 ///
 /// Those of the group.
 fn broadcast<B: AutodiffBackend, M: AutodiffModule<B>>(
-    module: M,
+    module: Box<M>,
     group: &dyn ProcessGroup,
     are_there: &HashSet<String>,
-) -> Result<M, ZeroError> {
+) -> Result<Box<M>, ZeroError> {
+    let replace = |module: Box<M>, replace: &mut Replace<'_>| {
+        Box::new(replace_tensors::<B, M>(*module, replace))
+    };
     if group.world_size() == 1 {
-        return Ok(replace_tensors::<B, M>(module, &mut |_, own| Some(own())));
+        return Ok(replace(module, &mut |_, own| Some(own())));
     }
     let module = independent_if_shared::<B, M>(module);
     let statistics = Statistics::of::<B, M>(&module);
     statistics.share::<B, M>(&module, group)?;
     let mut failed = None;
-    let module = replace_tensors::<B, M>(module, &mut |path, own| {
+    let module = replace(module, &mut |path, own| {
         if failed.is_some() || statistics.contains(path) || are_there.contains(path) {
             return None;
         }

@@ -143,7 +143,7 @@ impl RankContext {
 
 impl<O> ZeroOptimizer<O> {
     /// Handles a step that is a message of the strategy. Returns the model.
-    pub(super) fn receive<B, M>(&mut self, module: M) -> M
+    pub(super) fn receive<B, M>(&mut self, module: Box<M>) -> Box<M>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
@@ -177,7 +177,11 @@ impl<O> ZeroOptimizer<O> {
         module
     }
 
-    fn take_ranks<B, M>(&mut self, context: &RankContext, mut module: M) -> Result<M, ZeroError>
+    fn take_ranks<B, M>(
+        &mut self,
+        context: &RankContext,
+        mut module: Box<M>,
+    ) -> Result<Box<M>, ZeroError>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
@@ -193,13 +197,12 @@ impl<O> ZeroOptimizer<O> {
             module = independent_if_shared::<B, M>(module);
         }
         // Leaves on the device, of the same parts.
-        let module = self
-            .prepared
-            .lock()
-            .frozen
-            .put::<B, M>(module.fork(&device));
+        let module = {
+            let mut prepared = self.prepared.lock();
+            Box::new(prepared.frozen.put::<B, M>(module.fork(&device)))
+        };
         let (module, ids) = self.prepare_on::<B, M>(context.group.clone(), module, &device)?;
-        self.cut_state::<B>(&ids, list_param_ids(&module), &device)?;
+        self.cut_state::<B>(&ids, list_param_ids(&*module), &device)?;
         // A context belongs to one training.
         let _ = context.ids.set(ids);
         let is_sharded = self.prepared.lock().shards.is_some();

@@ -44,10 +44,13 @@ pub fn independent<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> M {
 }
 
 /// The module, or an [`independent`] one if it shares running statistics with its clones.
-pub(super) fn independent_if_shared<B: AutodiffBackend, M: AutodiffModule<B>>(module: M) -> M {
-    match Statistics::of::<B, M>(&module).is_empty() {
-        true => module,
-        false => independent::<B, M>(&module),
+pub(super) fn independent_if_shared<B: AutodiffBackend, M: AutodiffModule<B>>(
+    module: Box<M>,
+) -> Box<M> {
+    if Statistics::of::<B, M>(&module).is_empty() {
+        module
+    } else {
+        Box::new(independent::<B, M>(&module))
     }
 }
 

@@ -24,21 +24,38 @@ use crate::offload::step_on_shards;
 use crate::parameters::{NewValue, ParameterStore, Shard, Units, is_on_host, own_shards};
 use crate::recorder::Prepared;
 use crate::reduce::{GradientReducer, Layout, StepTag};
-use crate::{Memory, Stage, ZeroError, ZeroOptimizerError};
+use crate::stack::with_stack;
+use crate::{Memory, Stage, ZeroError, ZeroOptimizerError, raise};
 
 /// Gradients, by parameter.
 type Gradients<I> = Vec<Option<FloatTensor<I>>>;
 
 impl<O> ZeroOptimizer<O> {
+    /// A step. Panics with the message of its error, as Burn's trait allows no other failure.
+    pub(super) fn update_with<B, M>(
+        &mut self,
+        lr: LearningRate,
+        module: Box<M>,
+        gradients: GradAdaptor,
+    ) -> Box<M>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<ParameterShards<B>, B>,
+    {
+        let step = || self.advance::<B, M>(lr, module, gradients);
+        raise(gradient::update(|| with_stack(step)))
+    }
+
     /// # Errors
     ///
     /// [`ZeroOptimizerError::NotPrepared`], [`ZeroOptimizerError::OtherModel`]; those of the group.
-    pub(super) fn advance<B, M>(
+    fn advance<B, M>(
         &mut self,
         lr: LearningRate,
-        module: M,
+        module: Box<M>,
         mut gradients: GradAdaptor,
-    ) -> Result<M, ZeroError>
+    ) -> Result<Box<M>, ZeroError>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
@@ -56,22 +73,18 @@ impl<O> ZeroOptimizer<O> {
             Some(gradient.into_primitive().tensor())
         });
         let at = reducer.next_step(lr);
-        let Some(reduced) = reduce::<B::InnerBackend>(
-            &reducer,
-            at.clone(),
-            own.collect(),
-            &parameters.nodes,
-            &device,
-        )?
-        else {
+        let own = own.collect();
+        let due = due(&parameters.nodes, reducer.take_reduced());
+        let (reduced, overflowed) =
+            reduce::<B::InnerBackend>(&reducer, at.clone(), own, &due, &device)?;
+        // If a loss scaler records it, all ranks skip the step.
+        if !overflowed.is_empty() && gradient::report_overflow(overflowed) {
             return Ok(module);
-        };
+        }
         let changed: Vec<_> = reduced.iter().map(Option::is_some).collect();
         let held = held::<B::InnerBackend>(layout, reduced)?;
         if let Some(receive) = &self.norm {
-            let own = squared_norm::<B::InnerBackend>(layout, &held);
-            let all = self.group.agree_sum("squared norm of the gradient", own)?;
-            receive.call(all.sqrt() as f32);
+            receive.call(self.norm_of_held::<B::InnerBackend>(layout, &held)?);
         }
         let mut gradients = GradientsParams::new();
         for (parameter, gradient) in held {
@@ -148,6 +161,44 @@ impl<O> ZeroOptimizer<O> {
         Ok(module)
     }
 
+    /// [`ZeroOptimizer::global_norm`].
+    pub(super) fn norm_of<B, M>(
+        &self,
+        module: &M,
+        gradients: &GradientsParams,
+    ) -> Result<f32, ZeroError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let device = module.devices().into_iter().next().unwrap_or_default();
+        let reducer = self.reducer.clone().ok_or_else(|| self.unprepared())?;
+        let layout = reducer.layout();
+        let parameters = Parameters::of::<B, M>(module);
+        parameters.check_same(layout.parameters())?;
+        let own = parameters.ids().into_iter().map(|id| {
+            let gradient = gradients.get::<B::InnerBackend, 1>(id)?;
+            Some(gradient.into_primitive().tensor())
+        });
+        let own = own.collect();
+        let due = due(&parameters.nodes, reducer.reduced());
+        let at = "norm of the gradients".into();
+        let (reduced, _) = reduce::<B::InnerBackend>(&reducer, at, own, &due, &device)?;
+        let held = held::<B::InnerBackend>(layout, reduced)?;
+        self.norm_of_held::<B::InnerBackend>(layout, &held)
+    }
+
+    /// The norm over all ranks, each of which holds its part of the gradients.
+    fn norm_of_held<I: Backend>(
+        &self,
+        layout: &Layout,
+        held: &[(usize, FloatTensor<I>)],
+    ) -> Result<f32, ZeroError> {
+        let own = squared_norm::<I>(layout, held);
+        let all = self.group.agree_sum("squared norm of the gradient", own)?;
+        Ok(all.sqrt() as f32)
+    }
+
     /// Whether parameters are sharded: gathered unit by unit when they are used.
     pub(super) fn gathers_units(&self, group: &dyn ProcessGroup) -> bool {
         self.settings.stage == Stage::Parameters && group.world_size() > 1
@@ -156,13 +207,13 @@ impl<O> ZeroOptimizer<O> {
     /// The module with leaves that are gathered from these shards of all ranks, when they are used.
     pub(super) fn shard<B: AutodiffBackend, M: AutodiffModule<B>>(
         &mut self,
-        module: M,
+        module: Box<M>,
         reducer: &Arc<GradientReducer>,
         units: Option<Arc<Units>>,
         own: Vec<Shard>,
         on_host: HashSet<usize>,
         at: &str,
-    ) -> M {
+    ) -> Box<M> {
         let new = || Arc::new(Units::new(reducer.layout(), |path| self.unit(path)));
         let units = units.unwrap_or_else(new);
         let shards = ParameterStore::new(reducer.clone(), units, own, format!("after {at}"));
@@ -170,13 +221,14 @@ impl<O> ZeroOptimizer<O> {
     }
 
     /// The module with leaves of these shards. Those of `on_host` have not changed since this rank's optimizer updated them on the host.
+    #[expect(clippy::boxed_local, reason = "a model is large by value")]
     pub(super) fn put<B: AutodiffBackend, M: AutodiffModule<B>>(
         &mut self,
-        module: M,
+        module: Box<M>,
         shards: Arc<ParameterStore>,
         on_host: impl IntoIterator<Item = usize>,
-    ) -> M {
-        let module = shards.put::<B, M>(module);
+    ) -> Box<M> {
+        let module = Box::new(shards.put::<B, M>(*module));
         let on_host = on_host.into_iter();
         let on_host = on_host.filter_map(|parameter| Some((parameter, shards.node(parameter)?)));
         self.leaves = on_host.collect();
@@ -219,7 +271,7 @@ impl<O> ZeroOptimizer<O> {
     /// # Errors
     ///
     /// Those of the group.
-    pub(super) fn put_whole_on_rank_0<B, M>(&self, module: M) -> Result<M, ZeroError>
+    pub(super) fn put_whole_on_rank_0<B, M>(&self, module: Box<M>) -> Result<Box<M>, ZeroError>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
@@ -228,14 +280,14 @@ impl<O> ZeroOptimizer<O> {
         match shards {
             None => Ok(module),
             Some(shards) => {
-                let module = frozen.put_whole_on_rank_0::<B, M>(module)?;
-                shards.put_whole_on_rank_0::<B, M>(module)
+                let module = Box::new(frozen.put_whole_on_rank_0::<B, M>(*module)?);
+                Ok(Box::new(shards.put_whole_on_rank_0::<B, M>(*module)?))
             }
         }
     }
 
     /// The module with the shards of the last step, if parameters are sharded.
-    pub(super) fn put_shards_again<B, M>(&mut self, module: M) -> M
+    pub(super) fn put_shards_again<B, M>(&mut self, module: Box<M>) -> Box<M>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
@@ -244,7 +296,7 @@ impl<O> ZeroOptimizer<O> {
         let (Some(shards), Some(reducer)) = (shards, self.reducer.clone()) else {
             return module;
         };
-        let module = self.prepared.lock().frozen.put::<B, M>(module);
+        let module = Box::new(self.prepared.lock().frozen.put::<B, M>(*module));
         let on_host: Vec<_> = self.leaves.keys().copied().collect();
         let module = self.put::<B, M>(module, shards, on_host);
         attach_to::<B, M>(&reducer, &module);
@@ -253,19 +305,20 @@ impl<O> ZeroOptimizer<O> {
 
     /// The module with the new values of parameters that `take` returns, as new leaves. `on_host` are the parameters whose shards this rank's
     /// optimizer has updated on the host.
+    #[expect(clippy::boxed_local, reason = "a model is large by value")]
     fn update<B, M>(
         &mut self,
-        module: M,
+        module: Box<M>,
         parameters: &Parameters,
         on_host: HashSet<usize>,
         mut take: impl FnMut(usize) -> Option<NewValue<B::InnerBackend>>,
-    ) -> M
+    ) -> Box<M>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
         let to_host = self.settings.parameters == Memory::Host;
-        parameters.map::<B, M>(module, |index, old| {
+        let module = parameters.map::<B, M>(*module, |index, old| {
             let Some(value) = take(index) else {
                 return old;
             };
@@ -279,39 +332,43 @@ impl<O> ZeroOptimizer<O> {
                 self.leaves.insert(index, node);
             }
             leaf
-        })
+        });
+        Box::new(module)
     }
 }
 
-/// Reduces this rank's gradients, unless backward has, and returns this rank's shards. `nodes` are those of the parameters' leaves. `None` if
-/// any overflowed in the reduction and a loss scaler has recorded it: all ranks skip the step.
+/// The parameters whose gradients backward has not reduced. `nodes` are those of their leaves; `reduced` are the exceptions if backward reduces.
+fn due(nodes: &[Option<u64>], reduced: Option<HashSet<u64>>) -> Vec<usize> {
+    let is_due = |&parameter: &usize| match &reduced {
+        None => true,
+        Some(except) => nodes[parameter].is_some_and(|node| except.contains(&node)),
+    };
+    (0..nodes.len()).filter(is_due).collect()
+}
+
+/// Reduces this rank's gradients of the parameters that are `due`, and returns this rank's shards, and the paths of those that
+/// overflowed in the reduction, on any rank.
 fn reduce<I: Backend>(
     reducer: &GradientReducer,
     at: StepTag,
     mut own: Gradients<I>,
-    nodes: &[Option<u64>],
+    due: &[usize],
     device: &I::Device,
-) -> Result<Option<Gradients<I>>, ZeroError> {
+) -> Result<(Gradients<I>, Vec<String>), ZeroError> {
     let hold = |gradient: &FloatTensor<I>| {
         let bytes = gradient.shape().num_elements() * gradient.dtype().size();
         reducer.tracker().hold(bytes)
     };
     let mut tracked: Vec<_> = own.iter().map(|g| g.as_ref().map(hold)).collect();
-    let due: Vec<_> = match reducer.take_reduced() {
-        None => (0..own.len()).collect(),
-        Some(except) => (0..own.len())
-            .filter(|&parameter| nodes[parameter].is_some_and(|node| except.contains(&node)))
-            .collect(),
-    };
     if reducer.group().world_size() == 1 || due.is_empty() {
-        return Ok(Some(own));
+        return Ok((own, Vec::new()));
     }
     let parameters = reducer.layout().parameters();
-    for &parameter in &due {
+    for &parameter in due {
         let elements = parameters[parameter].elements();
         check::<I>(reducer.layout(), parameter, &own[parameter], elements)?;
     }
-    reducer.begin_step(at, &due);
+    reducer.begin_step(at, due);
     for &parameter in due.iter().rev() {
         // From here the reducer counts the gradient's bytes.
         drop(tracked[parameter].take());
@@ -322,15 +379,12 @@ fn reduce<I: Backend>(
     let overflowed = reduced.iter().zip(parameters);
     let overflowed =
         overflowed.filter(|(reduced, _)| reduced.as_ref().is_some_and(|it| !it.is_finite));
-    let overflowed: Vec<_> = overflowed.map(|(_, known)| known.path.clone()).collect();
-    if !overflowed.is_empty() && gradient::report_overflow(overflowed) {
-        return Ok(None);
-    }
+    let overflowed = overflowed.map(|(_, known)| known.path.clone()).collect();
     let reduced = reduced.into_iter().zip(own).map(|(reduced, own)| {
         let Some(reduced) = reduced else { return own };
         Some(gradient::load(|| reducer.placed::<I>(reduced.data, device)))
     });
-    Ok(Some(reduced.collect()))
+    Ok((reduced.collect(), overflowed))
 }
 
 /// This rank's reduced gradients, in the shapes for the wrapped optimizer, and the positions of their parameters.

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
-use burn_decorator::message;
 use burn_decorator::ranks::SharedFn;
 use burn_decorator::repeated_block;
+use burn_decorator::{gradient, message};
 use parking_lot::Mutex;
 
 use super::parameter_shards::ShardOptimizer;
@@ -17,6 +17,7 @@ use super::statistics::Statistics;
 use crate::group::{ProcessGroup, ReduceOp, SingleRank};
 use crate::recorder::Prepared;
 use crate::reduce::GradientReducer;
+use crate::stack::with_stack;
 use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 
 /// An optimizer that runs on this rank's shard of the parameters, with the gradients of all ranks.
@@ -319,11 +320,16 @@ impl<O> ZeroOptimizer<O> {
         M: AutodiffModule<B>,
         O: ShardOptimizer<B>,
     {
-        // Before `devices`, which initialises parameters.
-        let module = self.placed::<B, M>(module, &self.group, None)?;
-        let device = module.devices().into_iter().next().unwrap_or_default();
-        let prepared = self.prepare_on::<B, M>(self.group.clone(), module, &device);
-        prepared.map(|(module, _)| module)
+        // In a box, because a model of many small parameters is large by value, and many functions pass it on.
+        let module = Box::new(module);
+        with_stack(|| {
+            // Before `devices`, which initialises parameters.
+            let module = self.placed::<B, M>(module, &self.group, None)?;
+            let device = module.devices().into_iter().next().unwrap_or_default();
+            let (module, _) = self.prepare_on::<B, M>(self.group.clone(), module, &device)?;
+            Ok(module)
+        })
+        .map(|module| *module)
     }
 
     /// Gives the model on every rank, and all its clones, the running statistics of rank 0, such as BatchNorm's, which each rank
@@ -344,6 +350,56 @@ impl<O> ZeroOptimizer<O> {
         M: AutodiffModule<B>,
     {
         Statistics::of::<B, M>(module).share::<B, M>(module, &*self.group)
+    }
+
+    /// The norm of the gradient over all parameters and ranks: that of what the step gives the wrapped optimizer. All ranks call it,
+    /// between backward and the step, because it is a collective.
+    ///
+    /// For a training loop that measures or clips by itself. The gradients that backward leaves on a rank are its shards (stages 2 and 3)
+    /// or those of its own batch (stages 0 and 1), so the sum of their squares is another number on each rank. In a Learner, and
+    /// where nothing else needs the norm, clip inside of this optimizer: [`with_norm`](Self::with_norm).
+    ///
+    /// ```
+    /// # use burn::{module::{AutodiffModule, Module, ModuleVisitor, Param}, optim::{GradientsParams, Optimizer}, tensor::{Tensor, backend::AutodiffBackend}};
+    /// # use burn_zero::{ParameterShards, ZeroError, ZeroOptimizer, parts::ShardOptimizer};
+    /// # struct Scale<'a>(&'a mut GradientsParams, f32);
+    /// # impl<B: AutodiffBackend> ModuleVisitor<B> for Scale<'_> {
+    /// #     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+    /// #         if let Some(gradient) = self.0.remove::<B::InnerBackend, D>(param.id) {
+    /// #             self.0.register(param.id, gradient * self.1);
+    /// #         }
+    /// #     }
+    /// # }
+    /// # fn step<B: AutodiffBackend, M: AutodiffModule<B>, O: ShardOptimizer<B>>(optimizer: &mut ZeroOptimizer<O>, model: M, loss: Tensor<B, 1>) -> Result<M, ZeroError> {
+    /// let mut gradients = GradientsParams::from_grads(loss.backward(), &model);
+    /// let norm = optimizer.global_norm::<B, _>(&model, &gradients)?; // not the sum over this rank's gradients
+    /// if norm > 1.0 {
+    ///     model.visit(&mut Scale(&mut gradients, 1.0 / norm)); // all ranks by the same factor
+    /// }
+    /// let model = optimizer.step(1e-3, model, gradients);
+    /// # Ok(model)
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroOptimizerError::NotPrepared`]; [`ZeroOptimizerError::OtherModel`] if model and gradients are not those of this optimizer; those of
+    /// the group.
+    ///
+    /// # Cost
+    ///
+    /// A pass over this rank's shards, a host read, and a collective of one element. In stages 0 and 1 of several ranks a reduction of all
+    /// gradients more, which the step makes again: clipping inside of this optimizer does not.
+    pub fn global_norm<B, M>(
+        &self,
+        module: &M,
+        gradients: &GradientsParams,
+    ) -> Result<f32, ZeroError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        gradient::update(|| self.norm_of::<B, M>(module, gradients))
     }
 
     /// Saves and loads whole trainings with this optimizer, in any layers: see [`Recorder`]. It is for the model that was
@@ -379,13 +435,16 @@ where
 
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
         match message::received() {
-            Some(_) => self.receive::<B, M>(module),
-            None => raise(self.advance(lr, module, grads.into())),
+            Some(_) => {
+                let module = Box::new(module);
+                *with_stack(|| self.receive::<B, M>(module))
+            }
+            None => *self.update_with(lr, Box::new(module), grads.into()),
         }
     }
 
     fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
-        raise(self.advance(lr, module, grads.into()))
+        *self.update_with(lr, Box::new(module), grads.into())
     }
 
     fn to_record(&self) -> Self::Record {

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::layout::{Layout, StepTag};
 use super::memory_tracker::{MemoryTracker, TrackedBytes};
-use crate::backend::on_host;
+use crate::backend::{GradientPart, on_host};
 use crate::group::{BufferDtype, Collectives, HostBuffer, Pending, ProcessGroup, ReduceOp, Split};
 use crate::host::HostRead;
 use crate::shard::{Bucket, Progress, ReducePlan};
@@ -115,6 +115,15 @@ impl GradientReducer {
         self.how.stage.shards_gradients() && self.group.world_size() > 1
     }
 
+    /// What this rank has of a gradient between backward and the step; `None` with one rank.
+    pub(crate) fn gradient_part(&self) -> Option<GradientPart> {
+        match (self.group.world_size(), self.reduces_in_backward()) {
+            (1, _) => None,
+            (_, true) => Some(GradientPart::Shard),
+            (_, false) => Some(GradientPart::OwnBatch),
+        }
+    }
+
     /// A tensor of a gradient, in the memory where gradients are.
     pub(crate) fn placed<I: Backend>(
         &self,
@@ -152,6 +161,11 @@ impl GradientReducer {
     /// Clears what [`set_reduced`](Self::set_reduced) has noted, and returns the exceptions if it was noted.
     pub(crate) fn take_reduced(&self) -> Option<HashSet<u64>> {
         self.not_reduced.lock().take()
+    }
+
+    /// As [`take_reduced`](Self::take_reduced), but does not clear it.
+    pub(crate) fn reduced(&self) -> Option<HashSet<u64>> {
+        self.not_reduced.lock().clone()
     }
 
     /// Counts a step of the optimizer, and returns its tag, in which learning rates of different bits have different texts.

@@ -12,7 +12,7 @@ use burn::train::{
 use burn_decorator::message::{self, Message};
 
 use super::rank::{Rank, Rank0, StepStatus};
-use super::{TrainItem, ValidItem};
+use super::{TrainItem, TrainMetrics, ValidItem};
 use crate::ZeroError;
 
 impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
@@ -72,12 +72,14 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
             self.learner.optimizer_step(output.grads);
 
             let lr = self.learner.lr_current();
+            let is_sent = self.run.train_metrics == TrainMetrics::AllRanks;
             match &mut self.rank_0 {
                 Some(rank_0) => rank_0.show_train(output.item, &progress, epochs, steps, lr),
-                None => self.train_items.give(output.item),
+                None if is_sent => self.train_items.give(output.item),
+                None => {}
             }
             status = StepStatus {
-                has_item: true,
+                has_item: is_sent,
                 ..StepStatus::default()
             };
         }

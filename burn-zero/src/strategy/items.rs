@@ -85,7 +85,8 @@ impl<T> Items<T> {
 /// An output of a model that is sent to rank 0's process, which computes the metrics of all ranks: see
 /// [`ZeroStrategy::process`](crate::ZeroStrategy::process).
 ///
-/// Burn's outputs are such items. For one of your own, write what its metrics need:
+/// Burn's outputs are such items, sent whole. A [`SummedOutput`](crate::SummedOutput) has 16 bytes, from which loss, accuracy and
+/// perplexity are computed. For one of your own, write what its metrics need:
 ///
 /// ```
 /// use burn::train::ItemLazy;

@@ -14,8 +14,8 @@ use super::data::split;
 use super::items::Items;
 use super::rank::{Checkpoints, Rank, Rank0, Run, Trained};
 use super::{Ranks, ZeroStrategy};
-use crate::ZeroError;
 use crate::group::{ProcessGroup, SingleRank, ThreadGroup};
+use crate::{EpochOfRank, ZeroError};
 
 pub(super) type Fitted<LC> = (TrainingModel<LC>, SupervisedTrainingEventProcessor<LC>);
 
@@ -58,12 +58,27 @@ impl<LC: LearningComponentsTypes + 'static> ZeroStrategy<LC> {
                 "there are {named} devices for {ranks} ranks: name one for each"
             ));
         }
-        let parts = split(&train, world_size);
+        let (parts, order) = match &self.train_loader {
+            None => (split(&train, world_size), String::new()),
+            Some(loader) => {
+                let of_rank = |rank| {
+                    loader.of_rank(EpochOfRank {
+                        epoch: first_epoch,
+                        rank,
+                        ranks: world_size,
+                    })
+                };
+                let parts = (0..world_size).map(of_rank).collect();
+                (parts, format!(", in the order of {}", loader.description()))
+            }
+        };
         let run = Run {
             interrupter: components.interrupter,
             store: components.event_store,
             first_epoch,
             last_epoch: components.num_epochs,
+            order: order.into(),
+            train_metrics: self.train_metrics,
         };
         let mut rank_0 = Some(Rank0 {
             processor: components.event_processor,
@@ -74,8 +89,9 @@ impl<LC: LearningComponentsTypes + 'static> ZeroStrategy<LC> {
         let items = train_items.zip(Items::of_ranks(ranks, self.valid_format));
         let members = groups.into_iter().zip(devices).zip(items);
         let members = members.zip(repeat_n(learner, ranks));
-        let ranks = members.map(
-            |(((group, device), (train_items, valid_items)), learner)| Rank {
+        let ranks = members.map(|(((group, device), (train_items, valid_items)), learner)| {
+            // In a box: it has a model by value.
+            Box::new(Rank {
                 device,
                 learner,
                 train: parts[group.rank()].clone(),
@@ -85,8 +101,8 @@ impl<LC: LearningComponentsTypes + 'static> ZeroStrategy<LC> {
                 run: run.clone(),
                 rank_0: rank_0.take_if(|_| group.rank() == 0),
                 group,
-            },
-        );
+            })
+        });
         let ranks: Vec<_> = ranks.collect();
         let trained = match threads.first().cloned() {
             Some(first) => result_of_all(run_threads(ranks, threads), &first),
@@ -103,10 +119,10 @@ impl<LC: LearningComponentsTypes + 'static> ZeroStrategy<LC> {
 
 /// Runs the ranks, rank 0 on this thread, where the user's renderer and handles are. A rank that fails aborts the group.
 fn run_threads<LC: LearningComponentsTypes + 'static>(
-    ranks: Vec<Rank<LC>>,
+    ranks: Vec<Box<Rank<LC>>>,
     groups: Vec<ThreadGroup>,
 ) -> Vec<Result<Trained<LC>, ZeroError>> {
-    let run = |group: ThreadGroup, mut rank: Rank<LC>| {
+    let run = |group: ThreadGroup, mut rank: Box<Rank<LC>>| {
         // Rank 0 takes its first step after collectives of all ranks, so its Learner does not change during the copy.
         if rank.rank_0.is_none() {
             rank.learner = copy_for_rank(|| rank.learner.clone());

@@ -1,13 +1,15 @@
 //! Training in Burn's `Learner` with several ranks.
 //!
 //! `launch.rs` starts the ranks; `rank.rs` is the loop over epochs that each rank runs, with the training and the validation of `epoch.rs`. `data.rs`
-//! cuts the data, `items.rs` sends items to rank 0 for the metrics.
+//! cuts the data, or `loader.rs` samples it, `items.rs` sends items to rank 0 for the metrics.
 
 mod data;
 mod epoch;
 mod items;
 mod launch;
+mod loader;
 mod rank;
+mod summed;
 
 use std::sync::Arc;
 
@@ -25,9 +27,12 @@ use burn::train::{
 };
 
 pub use items::RankItem;
+pub use loader::{EpochItems, RankLoader, SampledLoader};
+pub use summed::{BatchSums, SummedOutput};
 
 use crate::group::{GroupOptions, ProcessGroup};
 use crate::raise;
+use crate::stack::with_stack_for_training;
 use items::Format;
 use launch::Fitted;
 
@@ -85,15 +90,16 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 ///
 /// # Data
 ///
-/// The batch of the loaders is per rank. Every process loads all data, of which each rank trains on one of equally long parts. Where the
-/// data does not divide by the ranks, some items, fewer than there are ranks, are trained on twice an epoch (PyTorch's `DistributedSampler`).
-/// A loader that shuffles does so within each part. An epoch ends when the first rank has no more batches. The scheduler is stepped once a
-/// step, of which an epoch has `1 / N` as many as with one rank.
+/// The batch of the loaders is per rank. With a [`SampledLoader`] ([`with_train_loader`](Self::with_train_loader)) each epoch is a new order of all data,
+/// the same at any number of ranks, of which each rank reads its part, and a resumed training goes on with it: PyTorch's `DistributedSampler`.
+/// Any other loader is cut by `DataLoader::slice`: each rank trains on one of equally long contiguous parts in all epochs, and a loader that shuffles
+/// does so within each part. Where the data does not divide by the ranks, some items, fewer than there are ranks, are trained on twice an epoch.
+/// An epoch ends when the first rank has no more batches. The scheduler is stepped once a step, of which an epoch has `1 / N` as many as with one rank.
 ///
 /// Each rank validates every `N`th of the batches that one rank alone would; their size is that of the first batch, which a loader with several
 /// workers may cut short. Rank 0 computes all metrics, of the items of all ranks in the same
 /// order, so that they are those of one rank to the last bit. Threads hand items over as they are, and processes as bytes: there the
-/// outputs of the model must be [`RankItem`]s.
+/// outputs of the model must be [`RankItem`]s. Burn's are sent whole, with their logits; a [`SummedOutput`] has 16 bytes.
 ///
 /// # Decisions
 ///
@@ -125,7 +131,8 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 ///
 /// With any number of ranks a record takes the whole optimizer's state once more on rank 0's device, at the end of each epoch, also if the
 /// checkpointer then writes none. One rank has no other cost. With `N`, beside the [`ZeroOptimizer`](crate::ZeroOptimizer)'s: one small collective a step, the status of each rank in
-/// some hundred bytes of JSON; between processes a second, in which each sends a batch's outputs to rank 0; for a record each rank's part
+/// some hundred bytes of JSON; between processes a second, in which each sends a batch's outputs to rank 0 (none with
+/// [`with_train_metrics_of_rank_0`](Self::with_train_metrics_of_rank_0)); for a record each rank's part
 /// of the optimizer's state, to rank 0; running statistics once an epoch. Burn's Learner keeps the old parameters during a step, with any
 /// strategy, which doubles the bytes of parameters.
 ///
@@ -136,8 +143,20 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 pub struct ZeroStrategy<LC: LearningComponentsTypes> {
     ranks: Ranks,
     devices: Option<Vec<Device<TrainingBackend<LC>>>>,
+    train_loader: Option<TrainData<LC>>,
+    train_metrics: TrainMetrics,
     train_format: Option<Format<TrainItem<LC>>>,
     valid_format: Option<Format<ValidItem<LC>>>,
+}
+
+type TrainInput<LC> = <TrainingModel<LC> as TrainStep>::Input;
+type TrainData<LC> = Arc<dyn RankLoader<TrainingBackend<LC>, TrainInput<LC>>>;
+
+/// Of whose batches the metrics of training are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TrainMetrics {
+    AllRanks,
+    Rank0,
 }
 
 enum Ranks {
@@ -153,6 +172,8 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
         Self {
             ranks: Ranks::Threads(world_size, options),
             devices: None,
+            train_loader: None,
+            train_metrics: TrainMetrics::AllRanks,
             train_format: None,
             valid_format: None,
         }
@@ -176,6 +197,8 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
         Self {
             ranks: Ranks::Process(group),
             devices: None,
+            train_loader: None,
+            train_metrics: TrainMetrics::AllRanks,
             train_format: Some((RankItem::into_bytes, RankItem::from_bytes)),
             valid_format: Some((RankItem::into_bytes, RankItem::from_bytes)),
         }
@@ -185,6 +208,25 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
     #[must_use]
     pub fn with_devices(mut self, devices: Vec<Device<TrainingBackend<LC>>>) -> Self {
         self.devices = Some(devices);
+        self
+    }
+
+    /// The training data, of which each rank reads the part that the loader gives it, in an order of its own for each epoch: a [`SampledLoader`], or
+    /// one of your own. It takes the place of the loader that `SupervisedTraining::new` was given; give it the same one.
+    #[must_use]
+    pub fn with_train_loader<L>(mut self, loader: Arc<L>) -> Self
+    where
+        L: RankLoader<TrainingBackend<LC>, TrainInput<LC>> + 'static,
+    {
+        self.train_loader = Some(loader);
+        self
+    }
+
+    /// Computes the metrics of training from rank 0's batches alone, so that no output is sent in training: for processes whose model has
+    /// outputs with logits that cannot be [`SummedOutput`]s. Those of validation are of all ranks in any case.
+    #[must_use]
+    pub fn with_train_metrics_of_rank_0(mut self) -> Self {
+        self.train_metrics = TrainMetrics::Rank0;
         self
     }
 
@@ -207,22 +249,14 @@ impl<LC: LearningComponentsTypes + 'static> SupervisedLearningStrategy<LC> for Z
         valid: ValidLoader<LC>,
         components: TrainingComponents<LC>,
     ) -> LearningResult<LC::InferenceModel> {
-        let is_silent = matches!(&self.ranks, Ranks::Process(group) if group.rank() != 0);
-        if !is_silent {
-            return WithEvents(self).train(learner, train, valid, components);
-        }
-        let (mut learner, mut epoch) = (learner, 1);
-        if let Some(saved) = components.checkpoint {
-            if let Some(checkpointer) = &components.checkpointer {
-                learner = checkpointer.load_checkpoint(learner, &Default::default(), saved);
+        // A learner has the model by value.
+        let learner = Box::new(learner);
+        with_stack_for_training(|| match &self.ranks {
+            Ranks::Process(group) if group.rank() != 0 => {
+                self.train_in_silence(learner, train, valid, components)
             }
-            epoch = saved + 1;
-        }
-        let (model, processor) = self.fit(components, learner, train, valid, epoch);
-        LearningResult {
-            model: model.valid(),
-            renderer: processor.renderer(),
-        }
+            _ => WithEvents(self).train(*learner, train, valid, components),
+        })
     }
 
     fn fit(
@@ -234,6 +268,31 @@ impl<LC: LearningComponentsTypes + 'static> SupervisedLearningStrategy<LC> for Z
         epoch: usize,
     ) -> Fitted<LC> {
         raise(self.try_fit(components, learner, train, valid, epoch))
+    }
+}
+
+impl<LC: LearningComponentsTypes + 'static> ZeroStrategy<LC> {
+    /// The training of a process that is not rank 0.
+    #[expect(clippy::boxed_local, reason = "a model is large by value")]
+    fn train_in_silence(
+        &self,
+        mut learner: Box<Learner<LC>>,
+        train: TrainLoader<LC>,
+        valid: ValidLoader<LC>,
+        components: TrainingComponents<LC>,
+    ) -> LearningResult<LC::InferenceModel> {
+        let mut epoch = 1;
+        if let Some(saved) = components.checkpoint {
+            if let Some(checkpointer) = &components.checkpointer {
+                *learner = checkpointer.load_checkpoint(*learner, &Default::default(), saved);
+            }
+            epoch = saved + 1;
+        }
+        let (model, processor) = self.fit(components, *learner, train, valid, epoch);
+        LearningResult {
+            model: model.valid(),
+            renderer: processor.renderer(),
+        }
     }
 }
 

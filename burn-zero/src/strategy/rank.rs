@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::items::Items;
-use super::{TrainItem, ValidItem};
+use super::{TrainItem, TrainMetrics, ValidItem};
 use crate::ZeroError;
 use crate::group::{ProcessGroup, finish_first};
 use crate::optimizer::{Ask, RankContext, Statistics};
@@ -44,6 +44,9 @@ pub(super) struct Run {
     pub(super) store: Arc<EventStoreClient>,
     pub(super) first_epoch: usize,
     pub(super) last_epoch: usize,
+    /// Of the training data, as a text to compare; empty for a loader of Burn's.
+    pub(super) order: Arc<str>,
+    pub(super) train_metrics: TrainMetrics,
 }
 
 /// Rank 0's renderer, loggers, records and early stopping.
@@ -63,12 +66,14 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
     /// # Errors
     ///
     /// Those of the strategy, of sharding and of the group.
-    pub(super) fn run(mut self) -> Result<Trained<LC>, ZeroError> {
+    #[expect(clippy::boxed_local, reason = "a model is large by value")]
+    pub(super) fn run(mut self: Box<Self>) -> Result<Trained<LC>, ZeroError> {
         self.train = self.train.to_device(&self.device);
         self.valid = self.valid.to_device(self.device.inner());
         let items = self.check()?;
         let context = RankContext::new(self.group.clone(), self.device.to_id());
-        context.on_thread(|| self.train_all(&context, items))?;
+        let train = || self.train_all(&context, items);
+        context.on_thread(train)?;
         let model = self.learner.model();
         Ok((model, self.rank_0.map(|rank_0| rank_0.processor)))
     }
@@ -109,8 +114,8 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
     fn check(&self) -> Result<usize, ZeroError> {
         let (train, valid) = (self.train.num_items(), self.valid.num_items());
         let text = format!(
-            "epochs {} to {}, {train} items to train on and {valid} to validate on",
-            self.run.first_epoch, self.run.last_epoch
+            "epochs {} to {}, {train} items to train on{} and {valid} to validate on",
+            self.run.first_epoch, self.run.last_epoch, self.run.order
         );
         self.group.agree_equal("training", &text)?;
         Ok(train * self.group.world_size())

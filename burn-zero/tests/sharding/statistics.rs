@@ -196,6 +196,29 @@ fn all_ranks_get_those_of_the_first_in_one_collective() {
     }
 }
 
+/// PyTorch's `DistributedDataParallel` broadcasts buffers before each forward. A forward pass in training does not read running statistics, so
+/// rank 0's, which all ranks have at the end, are the same without.
+#[test]
+fn shared_at_the_end_they_are_those_that_are_shared_before_each_forward() {
+    let run = |as_pytorch: bool| {
+        on_ranks(2, |group| {
+            let adam = AdamWConfig::new().init();
+            let sharding = small_buckets(Stage::Gradients);
+            let mut zero = ZeroOptimizer::new(adam, group.clone(), sharding)?;
+            let mut model = zero.prepare::<B, _>(Normed::new(1))?;
+            for step in 0..4 {
+                if as_pytorch {
+                    zero.share_statistics::<B, _>(&model)?;
+                }
+                model = train(model, &mut zero, step..step + 1, &*group);
+            }
+            zero.share_statistics::<B, _>(&model)?;
+            Ok(model.all())
+        })
+    };
+    assert_eq!(run(false), run(true));
+}
+
 /// Nothing is sent for a model that has none.
 #[test]
 fn without_any_it_costs_nothing() {

@@ -24,11 +24,13 @@ mod processes;
 mod ranks;
 mod refused;
 mod resumed;
+mod sampled;
 mod statistics;
 mod tied;
 mod variants;
 #[path = "../../../burn-accum/tests/strategy/watch.rs"]
 mod watch;
+mod wide;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -3,9 +3,13 @@
 
 use std::sync::{Arc, Mutex};
 
+use burn::optim::SgdConfig;
 use burn_zero::group::Operation;
 use burn_zero::shard::Parameter;
-use burn_zero::{GroupOptions, ProcessGroup, ShardMap, Stage, ThreadGroup, ZeroStrategy};
+use burn_zero::{
+    GroupOptions, ProcessGroup, ShardMap, Stage, ThreadGroup, ZeroOptimizer, ZeroSettings,
+    ZeroStrategy,
+};
 
 use crate::learner::{Outcome, Setup, train};
 use crate::model::{Model, bits, rows};
@@ -128,4 +132,46 @@ fn a_record_costs_each_rank_its_state_once() {
         let sent = traffic.of(Operation::GatherBytesTo);
         assert_eq!(sent.data_bytes, expected as u64, "rank {rank}");
     }
+}
+
+/// In training no process sends an output, and the model is the same; validation is of all ranks.
+#[test]
+fn metrics_of_training_can_be_those_of_rank_0() {
+    let _turn = crate::turn();
+    let making = Mutex::new(());
+    let run = |of_rank_0: bool| {
+        let trained = ThreadGroup::spawn(2, GroupOptions::default(), |group| {
+            let mut strategy = ZeroStrategy::process(Arc::new(group.clone()));
+            if of_rank_0 {
+                strategy = strategy.with_train_metrics_of_rank_0();
+            }
+            let model = {
+                let _turn = making.lock().unwrap();
+                Model::<Z>::new()
+            };
+            // Without optimizer state, so that a record sends nothing.
+            let optimizer = ZeroOptimizer::in_learner(
+                SgdConfig::new().init(),
+                ZeroSettings::stage(Stage::Gradients),
+            );
+            let setup = Setup::new(rows(0, 16), 1);
+            let trained = train(model, optimizer, falling(), setup, Some(strategy.into()));
+            (
+                trained,
+                group.traffic().of(Operation::GatherBytesTo).data_bytes,
+            )
+        });
+        trained.unwrap()
+    };
+    let (whole, of_rank_0) = (run(false), run(true));
+    // Two steps of training of a rank, and of the two batches of validation one is rank 1's.
+    assert_eq!([whole[1].1, of_rank_0[1].1], [(2 + 1) * 5, 5]);
+    let (whole, of_rank_0) = (&whole[0].0, &of_rank_0[0].0);
+    assert_eq!(bits(&of_rank_0.model), bits(&whole.model));
+    assert_eq!(
+        of_rank_0.watch.logged("valid "),
+        whole.watch.logged("valid ")
+    );
+    assert_eq!(of_rank_0.watch.shown("train: ").len(), 2);
+    assert_eq!(whole.watch.shown("train: ").len(), 4);
 }

@@ -2,9 +2,10 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{Sender, channel};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 
 use burn_amp::AmpError;
+use burn_decorator::thread::model_thread;
 
 use super::trainer::{Contender, Look};
 
@@ -34,7 +35,7 @@ impl Apart {
     ) -> Result<Self, AmpError> {
         let (tasks, asked) = channel::<Task>();
         let (made, is_made) = channel();
-        let thread = thread::spawn(move || {
+        let thread = model_thread("bench").spawn(move || {
             let mut contender = match catch_unwind(AssertUnwindSafe(make)) {
                 Ok(Ok(contender)) => {
                     let _ = made.send(Ok(Ok(())));
@@ -47,6 +48,7 @@ impl Apart {
                 task(&mut *contender);
             }
         });
+        let thread = thread.expect("the system starts a thread");
         let this = Self {
             tasks: Some(tasks),
             thread: Some(thread),

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use burn::prelude::Backend;
 use burn_accum::{FindError, MicroBatchFound, MicroBatchSearch, Normalization, find_micro_batch};
+use burn_decorator::thread::model_thread;
 use serde::{Deserialize, Serialize};
 
 use super::error::BenchError;
@@ -62,8 +63,9 @@ pub fn search<B: Backend>(options: &Options, limit_bytes: u64, device: &B::Devic
             };
         }
         let found = thread::scope(|scope| {
-            let search = scope.spawn(|| find::<B>(setting, options, limit_bytes, device));
-            search.join()
+            let find = || find::<B>(setting, options, limit_bytes, device);
+            let search = model_thread("fit").spawn_scoped(scope, find);
+            search.expect("the system starts a thread").join()
         });
         FitResult {
             setting: setting.to_string(),

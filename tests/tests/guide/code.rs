@@ -5,7 +5,8 @@ use std::error::Error;
 use std::sync::Arc;
 
 use burn::backend::Autodiff;
-use burn::data::dataloader::DataLoader;
+use burn::data::dataloader::{DataLoader, DataLoaderBuilder, batcher::Batcher};
+use burn::data::dataset::Dataset;
 use burn::module::{AutodiffModule, Module};
 use burn::nn::Linear;
 use burn::nn::loss::{CrossEntropyLossConfig, Reduction};
@@ -28,7 +29,7 @@ use burn_fused::{FusedBackward, LinearCrossEntropy, LinearCrossEntropyLossConfig
 use burn_estimate::{DeviceMemory, Meta, MetaDevice, estimate_on, estimate_rank};
 use burn_tensorboard::TensorBoard;
 use burn_zero::{
-    HostAdamWConfig, OffloadConfig, OffloadedAdamW, ProcessGroup, Sharded, SimulatedRank, Stage, ZeroOptimizer, ZeroSettings,
+    DistributedSampler, HostAdamWConfig, OffloadConfig, OffloadedAdamW, ProcessGroup, SampledLoader, Sharded, SimulatedRank, Stage, ZeroOptimizer, ZeroSettings,
     ZeroStrategy, offload_parameters,
 };
 use burn_zero::group::local_rank;
@@ -410,6 +411,23 @@ SupervisedTraining::new("artifacts", train, valid)
 let device = CudaDevice::new(local_rank().unwrap_or(0));
 let strategy = ZeroStrategy::process(group.clone()).with_devices(vec![device.clone()]);
 training.with_training_strategy(strategy.into()).launch(Learner::new(config.init(&device), optimizer, scheduler));
+    }
+
+    fn sampled<I, D, T>(model: Model<B>, batcher: T, dataset: D, valid: Loader<Inner<B>>)
+    where
+        I: Clone + std::fmt::Debug + Send + Sync + 'static,
+        D: Dataset<I> + 'static,
+        T: Batcher<B, I, Batch<B>> + Clone + 'static,
+    {
+// Was: DataLoaderBuilder::new(batcher).batch_size(8).shuffle(42).num_workers(2).build(dataset)
+let train = SampledLoader::new(DistributedSampler::shuffled(42), dataset, move |items| {
+    DataLoaderBuilder::new(batcher.clone()).batch_size(8).num_workers(2).build(items)
+});
+let strategy = ZeroStrategy::threads(4).with_train_loader(train.clone());
+let training = SupervisedTraining::new("artifacts", train, valid).with_training_strategy(strategy.into());
+
+        let optimizer = ZeroOptimizer::in_learner(AdamWConfig::new().init(), ZeroSettings::stage(Stage::Gradients));
+        training.launch(Learner::new(model, optimizer, 1e-3));
     }
 
     fn whole_stack(model: Model<B>, train: Loader<B>, valid: Loader<Inner<B>>) -> Done {

@@ -1,0 +1,101 @@
+//! Gradients of one rank: who reads one outside of the update gets another number than one rank alone would.
+
+use std::fmt;
+use std::sync::Once;
+
+use burn_decorator::gradient::is_updating;
+
+use super::with_host::PlacedTensor;
+
+/// What a rank has of a gradient between backward and the update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GradientPart {
+    /// Its shard of the reduced gradient (stages 2 and 3).
+    Shard,
+    /// The whole gradient of its own batch, which the step reduces (stages 0 and 1).
+    OwnBatch,
+}
+
+impl fmt::Display for GradientPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Shard => "this rank's shard of it (ZeRO stages 2 and 3)",
+            Self::OwnBatch => {
+                "that of this rank's batch alone, which the step reduces over the ranks (ZeRO stages 0 and 1)"
+            }
+        })
+    }
+}
+
+/// A gradient of one rank, on the device or in host memory.
+#[derive(Clone, Debug)]
+pub struct OfRank<T, D> {
+    tensor: Box<PlacedTensor<T, D>>,
+    part: GradientPart,
+}
+
+impl<T, D> PlacedTensor<T, D> {
+    /// The gradient, marked as one rank's.
+    pub(super) fn of_rank(self, part: Option<GradientPart>) -> Self {
+        match part {
+            None => self,
+            Some(part) => Self::OfRank(OfRank {
+                tensor: Box::new(self),
+                part,
+            }),
+        }
+    }
+
+    /// The tensor without its mark.
+    pub(crate) fn unmarked(self) -> Self {
+        match self {
+            Self::OfRank(gradient) => *gradient.tensor,
+            other => other,
+        }
+    }
+
+    pub(super) fn placed(&self) -> &Self {
+        match self {
+            Self::OfRank(gradient) => &gradient.tensor,
+            other => other,
+        }
+    }
+
+    pub(super) fn part(&self) -> Option<GradientPart> {
+        match self {
+            Self::OfRank(gradient) => Some(gradient.part),
+            _ => None,
+        }
+    }
+
+    /// The operand of an operation that is linear in it: its result is a gradient of the same kind, which an update reads as it is.
+    #[inline]
+    pub(super) fn linear(self) -> (Self, Option<GradientPart>) {
+        let part = self.part().filter(|_| !is_updating());
+        (self.unmarked(), part)
+    }
+
+    /// The operand of any other operation. Warns, once in a process, if it is a gradient of one rank and no update reads it.
+    #[inline]
+    pub(super) fn read(self) -> Self {
+        if let Some(part) = self.part() {
+            warn(part);
+        }
+        self.unmarked()
+    }
+}
+
+#[cold]
+fn warn(part: GradientPart) {
+    static WARNED: Once = Once::new();
+    if is_updating() {
+        return;
+    }
+    WARNED.call_once(|| {
+        log::warn!(
+            "a gradient is read outside of the update, where it is {part}: a norm or a sum of gradients differs from rank to rank. \
+             `ZeroOptimizer::global_norm(&model, &gradients)`, called on all ranks, is the norm over all of them. To clip by it, put \
+             burn-accum's `ClipGlobalNorm` into the ZeroOptimizer and give it the norm by `with_norm`"
+        );
+    });
+}
