@@ -5,6 +5,7 @@ mod retype;
 
 pub mod after;
 pub mod compare;
+pub mod defaults;
 pub mod docs;
 pub mod models;
 pub mod queue;

@@ -7,6 +7,7 @@ mod golden;
 mod linear_cross_entropy;
 mod links;
 mod mixed_operands;
+mod numerics;
 mod operands;
 mod precision;
 mod sharded;
