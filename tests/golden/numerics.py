@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 torch.set_num_threads(1)
-SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
+EPSILON = 0.0
 
 # Magnitudes from the smallest subnormal to the largest value.
 MAGNITUDES = {
@@ -28,7 +28,8 @@ FEW = {
 ROW = [1.0, -0.7, 0.4, 0.25, -0.05, 0.8]
 SCALES = {
     torch.float16: [1e-6, 1e-4, 1e-2, 1.0, 6.0, 50.0, 300.0, 2000.0, 60000.0],
-    torch.bfloat16: [1e-37, 1e-20, 1e-6, 1e-2, 1.0, 6.0, 50.0, 300.0, 1e4, 1e10, 1e18, 1e37],
+    # Squares that f32 holds: PyTorch adds them up in f64 on a CPU, in f32 on a GPU.
+    torch.bfloat16: [1e-17, 1e-10, 1e-6, 1e-2, 1.0, 6.0, 50.0, 300.0, 1e4, 1e10, 1e18],
 }
 
 
@@ -41,8 +42,9 @@ def grids(dtype):
     rows = [[s * x for x in ROW] for s in SCALES[dtype]]
     other = [[s * x for x in (0.9, 0.3, -0.6, 0.1, 0.5, -0.2)] for s in SCALES[dtype]]
     shuffled = [other[(i * 5 + 2) % len(other)] for i in range(len(other))]
-    probabilities = [1e-6, 1e-3, 0.1, 0.4, 0.5, 0.6, 0.9, 0.99, 0.999]
-    logits = [s * x for x in (0.01, 0.5, 1.0, 3.0, 6.25, 7.0, 9.0, 14.0, 20.0, 60.0, 200.0, 30000.0) for s in (1, -1)]
+    probabilities = [1e-6, 1e-3, 0.1, 0.4, 0.5, 0.6, 0.9, 0.95, 0.99]
+    logits = [s * x for x in (0.01, 0.5, 1.0, 3.0, 6.25, 7.0, 9.0, 14.0, 20.0, 30.0) for s in (1, -1)]
+    far_logits = logits + [s * x for x in (200.0, 30000.0) for s in (1, -1)]
     targets = [float(i % 4 > 1) for i in range(len(logits))]
     moderate = [[math.sin(1.3 * i + 0.7 * j) for j in range(4)] for i in range(4)]
     result = {
@@ -56,10 +58,14 @@ def grids(dtype):
         "rows": rows,
         "other_rows": other,
         "shuffled_rows": shuffled,
-        "positive_rows": [[abs(x) for x in row] for row in rows],
+        "rows_above_epsilon": rows[1:],
+        "other_rows_above_epsilon": other[1:],
+        "tiny_rows": [[s * x for x in ROW] for s in (few[0] * 32, few[1])],
         "probabilities": [probabilities],
         "logits": [logits],
         "targets": [targets],
+        "far_logits": [far_logits],
+        "far_targets": [[float(i % 4 > 1) for i in range(len(far_logits))]],
         "soft_targets": [[0.2, 0.9, 0.5, 0.01, 0.7, 0.3, 0.99, 0.6, 0.05]],
         "counts": [[0.0, 1.0, 2.0, 7.0, 40.0, 3.0, 0.0, 1.0, 300.0]],
         "small_logits": [[-9.0, -3.0, 0.1, 0.5, 1.0, 2.0, 5.0, 7.0, 9.0]],
@@ -111,9 +117,22 @@ def attention(q, k, v):
     return F.scaled_dot_product_attention(q[None, None], k[None, None], v[None, None])[0, 0]
 
 
+def cosine_similarity(a, b):
+    # Burn's epsilon is the smallest normal number of the operands' type; below it the two clamp differently.
+    return F.cosine_similarity(a, b, 1, EPSILON)
+
+
 def cosine_embedding(a, b):
-    signs = torch.tensor([1 if i % 2 else -1 for i in range(a.shape[0])])
-    return F.cosine_embedding_loss(a, b, signs, reduction="none")
+    cosine = cosine_similarity(a, b)
+    is_similar = torch.arange(a.shape[0]) % 2 == 1
+    return torch.where(is_similar, 1 - cosine, cosine.relu())
+
+
+def bce_of_sigmoid(x, t):
+    if x.dtype == torch.float64:
+        # Exact also where the sigmoid is 1.
+        return F.binary_cross_entropy_with_logits(x, t.detach(), reduction="sum")
+    return F.binary_cross_entropy(full(torch.sigmoid(x)), full(t).detach(), reduction="sum")
 
 
 def cross_entropy(x):
@@ -154,7 +173,11 @@ CASES = {
     "mask_fill": (x1, lambda x: x.masked_fill(x > 1, 0.1)),
     # FloatTensorOps, two operands
     "add": (PAIR, torch.add), "sub": (PAIR, torch.sub), "mul": (PAIR, torch.mul), "div": (PAIR, torch.div),
-    "atan2": (PAIR, torch.atan2), "max_pair": (PAIR, torch.maximum), "min_pair": (PAIR, torch.minimum),
+    "atan2": (PAIR, torch.atan2), 
+    # The gradient of a tie goes to the first operand; PyTorch's maximum halves it.
+    "max_pair": (PAIR, lambda a, b: torch.where(a < b, b, a)), "min_pair": (PAIR, lambda a, b: torch.where(a > b, b, a)),
+    "comparisons": (PAIR, lambda a, b: (a == b) * 1.0 + (a != b) * 2.0 + (a > b) * 4.0 + (a >= b) * 8.0 + (a < b) * 16.0 + (a <= b) * 32.0),
+    "powi": (POS, f32(lambda x: x ** (torch.arange(x.shape[1]) % 4))),
     "mask_where": (PAIR, lambda a, b: torch.where(a > b, a, b)), "powf": (["positive", "exponents"], f32(torch.pow)),
     "remainder": (["unit", "unit"], lambda a, b: torch.remainder(a, b.flip(1))),
     "cross": (["rows", "other_rows"], lambda a, b: torch.linalg.cross(a[:, :3], b[:, :3])),
@@ -171,7 +194,8 @@ CASES = {
     "cumsum": (["rows"], f32(lambda x: x.cumsum(1))), "cumprod": (["rows"], f32(lambda x: x.cumprod(1))),
     "cummax": (["rows"], lambda x: x.cummax(1).values), "cummin": (["rows"], lambda x: x.cummin(1).values),
     "max": (["rows"], lambda x: x.max()), "min": (["rows"], lambda x: x.min()),
-    "max_dim": (["rows"], lambda x: x.max(1).values), "min_dim": (["rows"], lambda x: x.min(1).values), "max_abs_dim": (["rows"], lambda x: x.abs().max(1).values),
+    "max_dim": (["rows"], lambda x: x.max(1).values), "min_dim": (["rows"], lambda x: x.min(1).values), "max_abs": (["rows"], lambda x: x.abs().max()),
+    "max_abs_dim": (["rows"], lambda x: x.abs().max(1).values),
     "sort": (["rows"], weighted(lambda x: x.sort(1).values)), "topk": (["rows"], weighted(lambda x: x.topk(3, 1).values)),
     "var": (["rows"], f32(lambda x: x.var(1))), "std": (["rows"], f32(lambda x: x.std(1))),
     # views and moves
@@ -182,6 +206,9 @@ CASES = {
     "scatter_add": (["rows", "other_rows"], lambda a, b: a.scatter_add(1, torch.tensor([[0, 1, 1, 1, 2, 5]] * a.shape[0]), b)),
     "select_add": (["rows", "other_rows"], lambda a, b: a.index_add(1, torch.tensor([0, 1, 2, 3, 4, 4]), b)),
     "slice_assign": (["rows", "other_rows"], lambda a, b: torch.cat([b[:, :2], a[:, 2:]], 1)),
+    "flip": (["rows"], lambda x: x.flip(1)), "permute": (["rows"], lambda x: x.permute(1, 0)), "swap_dims": (["rows"], lambda x: x.swapdims(0, 1)),
+    "gather_nd": (["rows"], lambda x: x[[1, 1, 0]]),
+    "scatter_nd": (["rows", "other_rows"], lambda a, b: a.index_add(0, torch.tensor([0, 2]), b[:2])),
     "unfold": (["rows"], lambda x: x.unfold(1, 3, 1)),
     # activations
     "relu": (x1, F.relu), "leaky_relu": (x1, lambda x: F.leaky_relu(x, 0.01)), "gelu": (x1, F.gelu), "gelu_approximate": (x1, lambda x: F.gelu(x, approximate="tanh")),
@@ -197,24 +224,26 @@ CASES = {
     # losses of burn-nn
     "huber": (PAIR, f32(lambda a, b: F.huber_loss(a, b, reduction="none"))), "huber_delta": (PAIR, f32(lambda a, b: F.huber_loss(a, b, reduction="none", delta=300.0))),
     "smooth_l1": (PAIR, f32(lambda a, b: F.smooth_l1_loss(a, b, reduction="none"))), "smooth_l1_beta": (PAIR, f32(lambda a, b: F.smooth_l1_loss(a, b, reduction="none", beta=0.3))),
-    "mse": (PAIR, f32(lambda a, b: F.mse_loss(a, b, reduction="none"))), "lp_loss_1": (PAIR, f32(lambda a, b: F.l1_loss(a, b, reduction="none"))),
+    "mse": (PAIR, f32(lambda a, b: F.mse_loss(a, b, reduction="none"))), "lp_loss_1": (PAIR, f32(lambda a, b: F.l1_loss(a, b, reduction="sum"))),
     "lp_loss_2": (PAIR, f32(lambda a, b: F.mse_loss(a, b, reduction="sum") / 1e3)),
     "lp_loss_3": (["rows", "other_rows"], f32(lambda a, b: (a - b).abs() ** 3)),
     "bce": (["probabilities"], f32(lambda p: F.binary_cross_entropy(p, torch.tensor([[0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0]], dtype=p.dtype), reduction="sum"))),
-    "bce_with_logits": (["logits", "targets"], f32(lambda x, t: F.binary_cross_entropy_with_logits(x, t.detach(), reduction="sum"))),
-    "bce_of_sigmoid": (["logits", "targets"], lambda x, t: F.binary_cross_entropy(full(torch.sigmoid(x)), full(t).detach(), reduction="sum")),
+    "bce_with_logits": (["far_logits", "far_targets"], f32(lambda x, t: F.binary_cross_entropy_with_logits(x, t.detach(), reduction="sum"))),
+    "bce_of_sigmoid": (["logits", "targets"], bce_of_sigmoid),
     "kl_div": (["small_logits", "soft_targets"], f32(lambda x, t: F.kl_div(x, t.detach(), reduction="none"))),
     "kl_div_log": (["small_logits", "small_logits"], f32(lambda x, t: F.kl_div(x, t.flip(1).detach(), reduction="none", log_target=True))),
     "poisson": (["small_logits", "counts"], f32(lambda x, t: F.poisson_nll_loss(x, t.detach(), reduction="none"))),
     "poisson_full": (["probabilities", "counts"], f32(lambda x, t: F.poisson_nll_loss(x, t.detach(), log_input=False, full=True, reduction="none"))),
     "cross_entropy": (["rows"], f32(cross_entropy)),
     "ctc": (["moderate"], f32(lambda x: F.ctc_loss(x.log_softmax(1)[:, None], torch.tensor([[1, 2]]), [4], [2], reduction="sum"))),
-    "cosine_embedding": (["rows", "other_rows"], f32(cosine_embedding)),
+    "cosine_embedding": (["rows_above_epsilon", "other_rows_above_epsilon"], f32(cosine_embedding)),
     # linalg
     "l1_norm": (["rows"], norm(1)), "l2_norm": (["rows"], norm(2)), "lp_norm_3": (["rows"], norm(3)), "lp_norm_4": (["rows"], norm(4)),
+    "l2_norm_of_tiny": (["tiny_rows"], norm(2)), "lp_norm_3_of_tiny": (["tiny_rows"], norm(3)), "lp_norm_4_of_tiny": (["tiny_rows"], norm(4)),
+    "normalize_tiny": (["tiny_rows"], weighted(f32(lambda x: F.normalize(x, dim=1, eps=1e-12)))),
     "max_abs_norm": (["rows"], lambda x: x.abs().max(1).values), "min_abs_norm": (["rows"], lambda x: x.abs().min(1).values),
     "vector_normalize": (["rows"], weighted(f32(lambda x: F.normalize(x, dim=1, eps=1e-12)))),
-    "cosine_similarity": (["rows", "other_rows"], f32(lambda a, b: F.cosine_similarity(a, b, 1))),
+    "cosine_similarity": (["rows_above_epsilon", "other_rows_above_epsilon"], f32(cosine_similarity)),
     "outer": (["moderate"], lambda x: torch.outer(x[0], x[1])), "dot": (["large"], lambda x: torch.dot(x[0] / 256, x[1])),
     # norms of burn-nn
     "rms_norm": (["rows"], weighted(f32(rms_norm))), "layer_norm": (["rows"], weighted(f32(lambda x: F.layer_norm(x, (6,), eps=1e-5)))),
@@ -230,11 +259,14 @@ CASES = {
     "conv_transpose2d": (["moderate", "moderate"], lambda a, b: F.conv_transpose2d(a[None, None], b[None, None, :2, :2])[0, 0]),
     "conv_transpose3d": (["moderate", "moderate"], lambda a, b: F.conv_transpose3d(a.reshape(1, 1, 2, 2, 4), b[:2].reshape(1, 1, 2, 2, 2)).reshape(9, 5)),
     "avg_pool2d": (["moderate"], f32(lambda x: F.avg_pool2d(x[None, None], 2, 1)[0, 0])),
+    "avg_pool1d": (["moderate"], f32(lambda x: F.avg_pool1d(x[None], 2, 1)[0])),
+    "adaptive_avg_pool1d": (["moderate"], f32(lambda x: F.adaptive_avg_pool1d(x[None], 3)[0])),
+    "adaptive_avg_pool2d": (["moderate"], f32(lambda x: F.adaptive_avg_pool2d(x[None, None], 3)[0, 0])),
+    "max_pool1d": (["rows"], lambda x: F.max_pool1d(x[None], 2, 1)[0]),
     "max_pool2d": (["rows"], lambda x: F.max_pool2d(x[None, None], 2, 1)[0, 0]),
     "interpolate": (["moderate"], f32(lambda x: F.interpolate(x[None, None], (7, 7), mode="bilinear", align_corners=True)[0, 0])),
     "attention": (["moderate", "moderate", "moderate"], attention),
     "embedding": (["rows"], lambda x: F.embedding(torch.tensor([0, 2, 2, 1]), x)),
-    "rfft": (["rows"], f32(lambda x: torch.view_as_real(torch.fft.rfft(F.pad(x, (0, 2)), dim=1)).sum(2))),
 }
 
 
@@ -274,6 +306,8 @@ def errors(found, exact):
 def main():
     print("# Written by numerics.py: do not edit.", file=out)
     for dtype, label in ((torch.float16, "f16"), (torch.bfloat16, "bf16")):
+        global EPSILON
+        EPSILON = torch.finfo(dtype).tiny
         values = grids(dtype)
         for name, grid in values.items():
             print(f"grid {label} {name} {grid.shape[0]} {grid.shape[1]}", file=out)

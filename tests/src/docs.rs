@@ -1,11 +1,52 @@
 //! Documentation that is printed from the code.
 
 use std::fmt::Write;
+use std::sync::Mutex;
 
 use burn_amp::{Cast, op_table};
 use burn_checkpoint::{OpInfo, Work};
 
-/// `docs/operations.md`.
+const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operations.md");
+
+/// Begins the part of the page whose numbers are measured, and so are not compared.
+const ERRORS: &str = "\n# Errors: autocast beside PyTorch's\n";
+
+/// Locks the page while a part of it is written.
+static WRITING: Mutex<()> = Mutex::new(());
+
+/// The parts of the page: what is printed from the tables, and what is measured. Parts that are given replace those of the page if
+/// `UPDATE_DOCS` is set.
+fn page(printed: Option<&str>, measured: impl FnOnce() -> Option<String>) -> [String; 2] {
+    let _writing = WRITING
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
+    let found = std::fs::read_to_string(PAGE).expect("docs/operations.md");
+    let (mut first, mut second) = match found.split_once(ERRORS) {
+        Some((first, second)) => (first.to_owned(), second.to_owned()),
+        None => (found, String::new()),
+    };
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        first = printed.map_or(first, str::to_owned);
+        second = measured().unwrap_or(second);
+        std::fs::write(PAGE, format!("{first}{ERRORS}{second}"))
+            .expect("docs/operations.md is written");
+    }
+    [first, second]
+}
+
+/// The part of `docs/operations.md` that is printed from the tables; `UPDATE_DOCS` replaces it.
+pub fn printed_operations(printed: &str) -> String {
+    let [first, _] = page(Some(printed), || None);
+    first
+}
+
+/// The part of `docs/operations.md` that is measured; `UPDATE_DOCS` replaces it by what `measure` returns.
+pub fn errors(measure: impl FnOnce() -> String) -> String {
+    let [_, second] = page(None, || Some(measure()));
+    second
+}
+
+/// `docs/operations.md` without what is measured.
 pub fn operations() -> String {
     let mut page = String::from(
         "# What happens to each operation\n\n\

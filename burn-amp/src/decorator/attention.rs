@@ -7,11 +7,11 @@
 use burn_backend::ops::AttentionModuleOptions;
 use burn_backend::ops::attention::attention_fallback;
 use burn_backend::tensor::{BoolTensor, FloatTensor};
-use burn_backend::{Backend, DType, FloatDType, Scalar, TensorMetadata};
+use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use burn_decorator::fused::differentiates_attention;
 
 use super::backend::Autocast;
-use super::bring::bring;
+use super::stable::scaled;
 use super::tensor::AutocastTensor;
 use crate::cast::{Cast, Operands};
 use crate::policy::{Mode, Off, Policy, autocast};
@@ -34,10 +34,10 @@ pub(super) fn attention<B: Backend, P: Policy>(
     let class = mode.class("attention", row);
     let target = operands.target(class, mode.arithmetic);
     let lineage = operands.lineage();
-    let query = bring::<B>(query.tensor, target);
-    let key = bring::<B>(key.tensor, target);
-    let value = bring::<B>(value.tensor, target);
-    let bias = bias.map(|bias| bring::<B>(bias.tensor, target));
+    let query = query.brought::<B>(target);
+    let key = key.brought::<B>(target);
+    let value = value.brought::<B>(target);
+    let bias = bias.map(|bias| bias.brought::<B>(target));
 
     // Burn's composed attention, which backends without a fused kernel use too, scales the product of query and key. The unscaled
     // product may exceed f16's range, so the operands are scaled instead.
@@ -49,7 +49,7 @@ pub(super) fn attention<B: Backend, P: Policy>(
     };
     let device = B::float_device(&query);
     if B::ad_enabled(&device) && !differentiates_attention(|| B::ad_enabled(&device)) {
-        let wrap = |x| AutocastTensor::with_lineage(x, lineage);
+        let wrap = |x| AutocastTensor::result(x, lineage);
         let [query, key, value] = [query, key, value].map(wrap);
         let bias = bias.map(wrap);
         let compose =
@@ -60,7 +60,7 @@ pub(super) fn attention<B: Backend, P: Policy>(
             Cast::Full | Cast::Promote | Cast::Keep => autocast::<Off, _>(compose),
         };
     }
-    AutocastTensor::with_lineage(
+    AutocastTensor::result(
         B::attention(query, key, value, mask, bias, options),
         lineage,
     )
@@ -74,10 +74,10 @@ fn scale_first<B: Backend>(
 ) -> (FloatTensor<B>, FloatTensor<B>, AttentionModuleOptions) {
     let width = query.shape().dims::<4>()[3];
     let scale = options.scale.unwrap_or(1.0 / (width as f64).sqrt());
-    let root = Scalar::Float(scale.abs().sqrt());
+    let root = scale.abs().sqrt();
     (
-        B::float_mul_scalar(query, root),
-        B::float_mul_scalar(key, root),
+        scaled::<B>(query, root),
+        scaled::<B>(key, root),
         AttentionModuleOptions {
             scale: Some(scale.signum()),
             ..options

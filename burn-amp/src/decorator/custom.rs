@@ -4,7 +4,6 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, TensorMetadata};
 
 use super::backend::Autocast;
-use super::bring::bring;
 use super::tensor::AutocastTensor;
 use crate::cast::{Cast, Operands};
 use crate::policy::{Mode, Policy};
@@ -60,6 +59,6 @@ pub fn custom_op<B: Backend, P: Policy, const N: usize>(
         seen.see(operand.tensor.dtype().into(), operand.lineage);
     }
     let target = seen.target(class, Mode::current::<P>().arithmetic);
-    let result = run(operands.map(|operand| bring::<B>(operand.tensor, target)));
-    AutocastTensor::with_lineage(result, seen.lineage())
+    let result = run(operands.map(|operand| operand.brought::<B>(target)));
+    AutocastTensor::result(result, seen.lineage())
 }
