@@ -5,7 +5,8 @@
 //!
 //! [`Autocast<B, P>`](Autocast) is a backend that wraps any backend. One table has a row per operation, which says its precision:
 //! matmuls and convolutions in bf16 or f16, exponentials, reductions, norms and losses in f32, the rest in the type of the
-//! operands. Parameters, gradients and optimizer state stay f32.
+//! operands. Parameters, gradients and optimizer state stay f32. Formulas of Burn that leave the range of a low type are replaced, so that no
+//! value or gradient is worse than PyTorch's autocast of the same operation.
 //!
 //! ```
 //! use burn::backend::Autodiff;

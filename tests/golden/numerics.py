@@ -265,6 +265,8 @@ CASES = {
     "max_pool1d": (["rows"], lambda x: F.max_pool1d(x[None], 2, 1)[0]),
     "max_pool2d": (["rows"], lambda x: F.max_pool2d(x[None, None], 2, 1)[0, 0]),
     "interpolate": (["moderate"], f32(lambda x: F.interpolate(x[None, None], (7, 7), mode="bilinear", align_corners=True)[0, 0])),
+    "grid_sample_2d": (["moderate", "moderate"], f32(lambda a, b: F.grid_sample(a[None, None], b.reshape(1, 2, 4, 2), align_corners=False)[0, 0])),
+    "unfold4d": (["moderate"], lambda x: F.unfold(x[None, None], 2)[0]),
     "attention": (["moderate", "moderate", "moderate"], attention),
     "embedding": (["rows"], lambda x: F.embedding(torch.tensor([0, 2, 2, 1]), x)),
 }

@@ -131,6 +131,7 @@ macro_rules! method {
     ($class:ident $work:ident gelu $($row:tt)*) => { method! { @stable $class $work gelu $($row)* } };
     ($class:ident $work:ident sigmoid $($row:tt)*) => { method! { @stable $class $work sigmoid $($row)* } };
     ($class:ident $work:ident log_sigmoid $($row:tt)*) => { method! { @stable $class $work log_sigmoid $($row)* } };
+    ($class:ident $work:ident float_grid_sample_2d $($row:tt)*) => { method! { @stable $class $work float_grid_sample_2d $($row)* } };
     ($class:ident $work:ident float_cast $($row:tt)*) => { method! { @stable $class $work float_cast $($row)* } };
     ($class:ident $work:ident float_reshape $($row:tt)*) => { method! { @stable $class $work float_reshape $($row)* } };
     ($class:ident $work:ident float_transpose $($row:tt)*) => { method! { @stable $class $work float_transpose $($row)* } };

@@ -41,7 +41,10 @@ pub(super) use number::{
 };
 pub(super) use product::{float_prod, float_prod_dim};
 pub(super) use quotient::{float_div, float_remainder, float_remainder_scalar};
-pub(super) use view::{float_cast, float_permute, float_reshape, float_swap_dims, float_transpose};
+pub(super) use view::{
+    float_cast, float_grid_sample_2d, float_permute, float_reshape, float_swap_dims,
+    float_transpose,
+};
 
 /// A float tensor of the decorator.
 type Tensor<B> = AutocastTensor<FloatTensor<B>>;

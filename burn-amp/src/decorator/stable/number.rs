@@ -124,7 +124,12 @@ pub(in crate::decorator) fn leaky_relu<B: Backend, P: Policy>(
     with_numbers::<B, P>(row, x, &[slope.elem()], move |x| B::leaky_relu(x, slope))
 }
 
-// A bound that is rounded bounds a low tensor alike, so their results are computed in the low type.
+/// A bound that the low types have no finite number for. A bound within the range bounds a low tensor alike when it is rounded.
+fn beyond(bound: Scalar) -> f64 {
+    let bound: f64 = bound.elem();
+    let is_beyond = bound.is_finite() && bound.abs() > FloatDType::F16.finfo().max;
+    if is_beyond { bound } else { 0.0 }
+}
 
 pub(in crate::decorator) fn float_clamp<B: Backend, P: Policy>(
     row: Row,
@@ -132,7 +137,9 @@ pub(in crate::decorator) fn float_clamp<B: Backend, P: Policy>(
     min: Scalar,
     max: Scalar,
 ) -> Tensor<B> {
-    with_numbers::<B, P>(row, x, &[], move |x| B::float_clamp(x, min, max))
+    with_numbers::<B, P>(row, x, &[beyond(min), beyond(max)], move |x| {
+        B::float_clamp(x, min, max)
+    })
 }
 
 pub(in crate::decorator) fn float_clamp_min<B: Backend, P: Policy>(
@@ -140,7 +147,7 @@ pub(in crate::decorator) fn float_clamp_min<B: Backend, P: Policy>(
     x: Tensor<B>,
     min: Scalar,
 ) -> Tensor<B> {
-    with_numbers::<B, P>(row, x, &[], move |x| B::float_clamp_min(x, min))
+    with_numbers::<B, P>(row, x, &[beyond(min)], move |x| B::float_clamp_min(x, min))
 }
 
 pub(in crate::decorator) fn float_clamp_max<B: Backend, P: Policy>(
@@ -148,7 +155,7 @@ pub(in crate::decorator) fn float_clamp_max<B: Backend, P: Policy>(
     x: Tensor<B>,
     max: Scalar,
 ) -> Tensor<B> {
-    with_numbers::<B, P>(row, x, &[], move |x| B::float_clamp_max(x, max))
+    with_numbers::<B, P>(row, x, &[beyond(max)], move |x| B::float_clamp_max(x, max))
 }
 
 // Exact in any type: they pass on what their operand remembers.

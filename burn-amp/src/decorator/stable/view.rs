@@ -1,5 +1,6 @@
-//! Casts, and operations that only arrange elements: they pass on what their operand remembers.
+//! Casts, operations that only arrange elements, which pass on what their operand remembers, and sampling between them.
 
+use burn_backend::ops::GridSampleOptions;
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata, tensor::FloatTensor};
 
 use super::number::remembering;
@@ -40,6 +41,23 @@ fn arranged<B: Backend, P: Policy>(
         return call.wrap::<B>(result);
     }
     remembering::<B>(call, x, result, run)
+}
+
+/// Pixels between pixels, in f32 and rounded once: autodiff composes it, and a low type has no fractions of a pixel.
+pub(in crate::decorator) fn float_grid_sample_2d<B: Backend, P: Policy>(
+    row: Row,
+    x: Tensor<B>,
+    grid: Tensor<B>,
+    options: GridSampleOptions,
+) -> Tensor<B> {
+    let call = Call::new::<B, P>(row, &[&x, &grid]);
+    if !call.mends || !call.is_low {
+        let [x, grid] = [x, grid].map(|operand| operand.brought::<B>(call.target));
+        return call.wrap::<B>(B::float_grid_sample_2d(x, grid, options));
+    }
+    let dtype = call.target.unwrap_or(x.tensor.dtype().into());
+    let sampled = B::float_grid_sample_2d(x.raised::<B>(), grid.raised::<B>(), options);
+    call.wrap::<B>(B::float_cast(sampled, dtype))
 }
 
 pub(in crate::decorator) fn float_reshape<B: Backend, P: Policy>(

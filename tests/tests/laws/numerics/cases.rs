@@ -18,10 +18,11 @@ use burn::tensor::linalg::{
 use burn::tensor::module::{
     adaptive_avg_pool1d, adaptive_avg_pool2d, attention, avg_pool1d, avg_pool2d, conv_transpose1d,
     conv_transpose2d, conv_transpose3d, conv1d, conv2d, conv3d, embedding, interpolate, linear,
-    max_pool1d, max_pool2d,
+    max_pool1d, max_pool2d, unfold4d,
 };
 use burn::tensor::ops::{
-    AttentionModuleOptions, ConvOptions, ConvTransposeOptions, InterpolateMode, InterpolateOptions,
+    AttentionModuleOptions, ConvOptions, ConvTransposeOptions, GridSampleOptions, InterpolateMode,
+    InterpolateOptions, UnfoldOptions,
 };
 use burn::tensor::{Bool, IndexingUpdateOp, Int, Tensor, activation};
 
@@ -456,6 +457,8 @@ fn modules<B: Backend>() -> Vec<Case<B>> {
         "interpolate" "interpolate" |x| {
             interpolate(image(x), [7, 7], InterpolateOptions::new(InterpolateMode::Bilinear))
         };
+        "grid_sample_2d" "grid_sample_2d" |a, b| image(a).grid_sample_2d(b.reshape([1, 2, 4, 2]), GridSampleOptions::default());
+        "unfold4d" "unfold4d" |x| unfold4d(image(x), [2, 2], UnfoldOptions::new([1, 1], [0, 0], [1, 1]));
         "attention" "attention" |q, k, v| {
             attention(image(q), image(k), image(v), None, None, AttentionModuleOptions::default())
         };
