@@ -37,7 +37,7 @@ pub(super) use function::{
 };
 pub(super) use number::{
     float_abs, float_add_scalar, float_clamp, float_clamp_max, float_clamp_min, float_div_scalar,
-    float_mul_scalar, float_neg, float_sub_scalar, leaky_relu,
+    float_mul_scalar, float_neg, float_sub_scalar, leaky_relu, scaled,
 };
 pub(super) use product::{float_prod, float_prod_dim};
 pub(super) use quotient::{float_div, float_remainder, float_remainder_scalar};

@@ -29,6 +29,16 @@ fn is_held(number: f64, dtype: FloatDType) -> bool {
     }
 }
 
+/// A low tensor times a number that is not rounded.
+pub(in crate::decorator) fn scaled<B: Backend>(x: FloatTensor<B>, number: f64) -> FloatTensor<B> {
+    let dtype = x.dtype().into();
+    if is_held(number, dtype) {
+        return B::float_mul_scalar(x, number.into());
+    }
+    let x = B::float_cast(x, FloatDType::F32);
+    B::float_cast(B::float_mul_scalar(x, number.into()), dtype)
+}
+
 /// An operation with numbers on one tensor. In a low type it is computed in f32, unless the type holds all of `numbers`.
 fn with_numbers<B: Backend, P: Policy>(
     row: Row,

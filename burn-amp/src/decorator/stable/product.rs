@@ -45,7 +45,7 @@ fn pairwise<B: Backend>(mut x: FloatTensor<B>, dim: usize) -> FloatTensor<B> {
             B::float_slice(x.clone(), &slices)
         };
         let product = B::float_mul(part(0, half), part(half, 2 * half));
-        x = if length % 2 == 0 {
+        x = if length.is_multiple_of(2) {
             product
         } else {
             B::float_cat(vec![product, part(length - 1, length)], dim)
