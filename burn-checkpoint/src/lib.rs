@@ -128,7 +128,7 @@ mod verify;
 mod work;
 
 pub use budget::MemoryBudget;
-pub use burn_decorator::profile::{DeviceProfile, HostLink, LinkedMemory};
+pub use burn_decorator::profile::{DeviceProfile, LinkProfile, LinkedMemory};
 pub use chain::{checkpoint_chain, checkpoint_sequential, profile_chain, profile_tail};
 pub use context::{Recorder, recorder};
 pub use decorator::Remat;
@@ -141,7 +141,7 @@ pub use install::{InstalledBudget, ProcessBudget, end_step};
 pub use metric::{HoldersMetric, RematMetric};
 pub use module::Checkpointed;
 pub use op::{OpInfo, op_table};
-pub use outputs::{Listing, Outputs};
+pub use outputs::{ListedTensors, Outputs};
 pub use parameters::name_parameters;
 pub use policy::{OpCall, PerOperation, Policy, SavePolicy};
 pub use record_all::{FullRecording, record_all};

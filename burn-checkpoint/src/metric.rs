@@ -74,9 +74,10 @@ fn since_now(name: &str, about: &'static str, read: fn(RematStats) -> f64) -> Ga
 /// The most bytes in use since the last read, in MiB, and the three largest [holders](crate::snapshot::Holder) at that time: for
 /// `training.metric_train_numeric(HoldersMetric::new())`.
 ///
-/// It counts every tensor of the thread that makes the metric: where no [`MemoryBudget`] is in force, [`MemoryBudget::unlimited`] is that of the process until
-/// all clones of the metric are dropped. The Learner computes metrics on a thread of its own, so a read may come while the next step runs:
-/// then the next value is of what is left of that step.
+/// It counts every tensor of the thread that makes the metric: where no [`MemoryBudget`] is in force,
+/// [`MemoryBudget::unlimited`] is that of the process until all clones of the metric are dropped. The
+/// Learner computes metrics on a thread of its own, so a read may come while the next step runs: then
+/// the next value is of what is left of that step.
 ///
 /// # Cost
 ///

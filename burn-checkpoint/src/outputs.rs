@@ -16,10 +16,12 @@ use burn::train::{
 use crate::context;
 use crate::entry::AnyEntry;
 
-/// What a scope may return: tensors of any backend, rank and kind, in tuples, `Vec`, `Option`, arrays, `Box`, `Result`, the structs that
-/// burn-nn's modules and a [`TrainStep`](burn::train::TrainStep) return, and structs of your own by [`outputs!`](crate::outputs!).
-/// A struct of another crate cannot have it: return that from [`checkpoint_listing`](crate::checkpoint_listing). A tensor that is left out is
-/// evicted with the rest and computed again when it is used: only time is lost.
+/// What a scope may return: tensors of any backend, rank and kind, in tuples, `Vec`, `Option`,
+/// arrays, `Box`, `Result`, the structs that burn-nn's modules and a
+/// [`TrainStep`](burn::train::TrainStep) return, and structs of your own by
+/// [`outputs!`](crate::outputs!). A struct of another crate cannot have it: return that from
+/// [`checkpoint_listing`](crate::checkpoint_listing). A tensor that is left out is evicted with the
+/// rest and computed again when it is used: only time is lost.
 #[diagnostic::on_unimplemented(
     message = "a checkpoint scope cannot return `{Self}`: which tensors it holds is not known",
     label = "the tensors of this result are not known",
@@ -44,11 +46,11 @@ pub(crate) fn collect(touch: impl FnOnce()) -> (usize, Vec<Arc<dyn AnyEntry>>) {
 
 /// Takes the tensors of a result that has no [`Outputs`], in [`checkpoint_listing`](crate::checkpoint_listing).
 #[derive(Debug)]
-pub struct Listing {
+pub struct ListedTensors {
     _private: (),
 }
 
-impl Listing {
+impl ListedTensors {
     pub(crate) fn new() -> Self {
         Self { _private: () }
     }
@@ -122,8 +124,8 @@ macro_rules! outputs {
     };
 }
 
-// What modules of burn-nn return. The fields of `TransformerDecoderInput`, which a layer of its decoder returns, are private, and so are those
-// of the caches of inference.
+// What modules of burn-nn return. The fields of `TransformerDecoderInput`, which a layer of its
+// decoder returns, are private, and so are those of the caches of inference.
 outputs!(impl[B: Backend, const D: usize] LstmState<B, D> { cell, hidden });
 outputs!(impl[B: Backend, const D: usize] RnnState<B, D> { hidden });
 outputs!(impl[B: Backend] MhaOutput<B> { weights, context });

@@ -4,7 +4,7 @@ use std::sync::{Arc, Once, Weak};
 
 use crate::context::{self, Frame};
 use crate::entry::{self, AnyEntry};
-use crate::outputs::{self, Listing, Outputs};
+use crate::outputs::{self, ListedTensors, Outputs};
 use crate::policy::{Policy, SavePolicy};
 use crate::trace::{self, EventKind};
 use crate::work::Work;
@@ -12,7 +12,8 @@ use crate::{download, tiny, verify};
 
 /// Runs `region` and drops what only backward will need of it; backward computes that once more, bit for bit (`torch.utils.checkpoint`).
 ///
-/// Anything may be captured and any tensors returned: see [`Outputs`], and [`checkpoint_listing`] for results of other crates' types. Scopes can be nested. Random numbers are kept, not drawn again.
+/// Anything may be captured and any tensors returned: see [`Outputs`], and [`checkpoint_listing`] for
+/// results of other crates' types. Scopes can be nested. Random numbers are kept, not drawn again.
 ///
 /// # Cost
 ///
@@ -70,8 +71,9 @@ pub fn checkpoint_labelled<R: Outputs>(
     run(policy, Some(label.into()), region, Outputs::touch)
 }
 
-/// [`checkpoint_with`], for a result whose type has no [`Outputs`] and cannot have it, because it is of another crate: `list` says which tensors it
-/// holds. One that is not listed is evicted with the rest and computed again when it is used.
+/// [`checkpoint_with`], for a result whose type has no [`Outputs`] and cannot have it, because it is
+/// of another crate: `list` says which tensors it holds. One that is not listed is evicted with the
+/// rest and computed again when it is used.
 ///
 /// # Cost
 ///
@@ -116,10 +118,10 @@ pub fn checkpoint_labelled<R: Outputs>(
 pub fn checkpoint_listing<R>(
     policy: Policy,
     region: impl FnOnce() -> R,
-    list: impl FnOnce(&R, &mut Listing),
+    list: impl FnOnce(&R, &mut ListedTensors),
 ) -> R {
     run(policy, None, region, |result| {
-        list(result, &mut Listing::new());
+        list(result, &mut ListedTensors::new());
     })
 }
 

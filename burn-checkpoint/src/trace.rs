@@ -1,7 +1,8 @@
 //! What happened to tensors, one event at a time: the data for plots and for profiles of blocks.
 //!
-//! [`record`] collects the events of this thread until its guard is dropped. Without a guard nothing is collected. Tensors are seen in scopes and under a
-//! budget only: [`record_all`](crate::record_all()) sees every one.
+//! [`record`] collects the events of this thread until its guard is dropped. Without a guard nothing
+//! is collected. Tensors are seen in scopes and under a budget only:
+//! [`record_all`](crate::record_all()) sees every one.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, Ordering};

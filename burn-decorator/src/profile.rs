@@ -26,14 +26,14 @@ pub struct DeviceProfile {
     /// Floating-point operations a second in f16 and bf16.
     pub half_flops: f64,
     /// How data moves between host and device.
-    pub link: HostLink,
+    pub link: LinkProfile,
     /// What the host does beside.
     pub host: HostCosts,
 }
 
 /// How data moves between the host's memory and the device's.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct HostLink {
+pub struct LinkProfile {
     /// Whether the device has memory of its own.
     pub memory: LinkedMemory,
     /// Bytes a second from the host to the device.
@@ -47,12 +47,12 @@ pub struct HostLink {
 pub enum LinkedMemory {
     /// It has: what moves to the host leaves room on the device.
     Separate,
-    /// It computes in the host's memory, as a CPU does: what moves to the host stays in the same memory, so offload frees nothing there, and a
-    /// plan should leave it out.
+    /// It computes in the host's memory, as a CPU does: what moves to the host stays in the same
+    /// memory, so offload frees nothing there, and a plan should leave it out.
     Shared,
 }
 
-impl HostLink {
+impl LinkProfile {
     /// A bus with this speed in each direction.
     const fn bus(bytes_per_second: f64) -> Self {
         Self {
@@ -127,7 +127,7 @@ impl DeviceProfile {
         reordered_per_second: f64::INFINITY,
         f32_flops: 67e12,
         half_flops: 989e12,
-        link: HostLink::bus(64e9),
+        link: LinkProfile::bus(64e9),
         host: HOST,
     };
     /// NVIDIA A100 SXM of 80 GB; f32 without TF32. From "NVIDIA A100 Tensor Core GPU", data sheet, 2021: 2,039 GB/s, 19.5 and 312 TFLOPS, PCIe 4
@@ -140,7 +140,7 @@ impl DeviceProfile {
         reordered_per_second: f64::INFINITY,
         f32_flops: 19.5e12,
         half_flops: 312e12,
-        link: HostLink::bus(32e9),
+        link: LinkProfile::bus(32e9),
         host: HOST,
     };
     /// NVIDIA GeForce RTX 4090; halves with sums in f32. From "NVIDIA Ada GPU Architecture", white paper, 2022: 1,008 GB/s, 82.6 and 165.2
@@ -153,7 +153,7 @@ impl DeviceProfile {
         reordered_per_second: f64::INFINITY,
         f32_flops: 82.6e12,
         half_flops: 165.2e12,
-        link: HostLink::bus(32e9),
+        link: LinkProfile::bus(32e9),
         host: HOST,
     };
     /// NVIDIA GeForce RTX 3090; halves with sums in f32. From "NVIDIA Ampere GA102 GPU Architecture", white paper, 2020: 936 GB/s, 35.6 and 71
@@ -166,17 +166,19 @@ impl DeviceProfile {
         reordered_per_second: f64::INFINITY,
         f32_flops: 35.6e12,
         half_flops: 71e12,
-        link: HostLink::bus(32e9),
+        link: LinkProfile::bus(32e9),
         host: HOST,
     };
 
-    /// Measures a device: small additions, a large one, exponentials, a transposed copy, and a product of `size` by `size`; additions, casts and the product
-    /// also in bf16, where the device computes in it; uploads and reads of a tensor. Some hundred milliseconds at a `size` of 1024 on a CPU, and the more of
-    /// 80 MiB and 12 times `size`² bytes. The host's [costs](HostCosts) of recording, searches and memory are nominal: burn-estimate's `measure` measures
-    /// them too.
+    /// Measures a device: small additions, a large one, exponentials, a transposed copy, and a
+    /// product of `size` by `size`; additions, casts and the product also in bf16, where the device
+    /// computes in it; uploads and reads of a tensor. Some hundred milliseconds at a `size` of 1024
+    /// on a CPU, and the more of 80 MiB and 12 times `size`² bytes. The host's [costs](HostCosts) of
+    /// recording, searches and memory are nominal: burn-estimate's `measure` measures them too.
     ///
-    /// Device and host share memory if the host runs the kernels itself, or if a tensor on the device makes the process larger. A GPU in the host's memory is
-    /// taken for one with memory of its own where the system does not count its buffers as the process's.
+    /// Device and host share memory if the host runs the kernels itself, or if a tensor on the
+    /// device makes the process larger. A GPU in the host's memory is taken for one with memory of
+    /// its own where the system does not count its buffers as the process's.
     ///
     /// # Panics
     ///
@@ -231,13 +233,7 @@ impl DeviceProfile {
             reordered_per_second: elements / transposed,
             f32_flops,
             half_flops,
-            link: HostLink {
-                memory: match runs_kernels || makes_the_process_larger::<B>(device) {
-                    true => LinkedMemory::Shared,
-                    false => LinkedMemory::Separate,
-                },
-                ..transfers::<B>(device, size)
-            },
+            link: link::<B>(device, size, runs_kernels),
             host: HostCosts {
                 runs_kernels,
                 ..HOST
@@ -274,9 +270,10 @@ impl DeviceProfile {
 /// Repetitions of a transfer, of which the fastest counts.
 const TRANSFERS: usize = 5;
 
-/// The speeds of a link, from uploads and reads of `size` by `size` elements. Neither is above that of a copy in the host's memory: a backend may hand over
-/// the host's own buffer, whose bytes somebody has copied before or copies later.
-fn transfers<B: Backend>(device: &B::Device, size: usize) -> HostLink {
+/// Measures a link by uploads and reads of `size` by `size` elements. Neither speed is above that of
+/// a copy in the host's memory: a backend may hand over the host's own buffer, whose bytes somebody
+/// has copied before or copies later.
+fn link<B: Backend>(device: &B::Device, size: usize, runs_kernels: bool) -> LinkProfile {
     let data = TensorData::new(vec![1.0f32; size * size], [size, size]);
     let sync = || B::sync(device).expect("the device works");
     let (mut copy, mut upload, mut read) = (f64::INFINITY, f64::INFINITY, f64::INFINITY);
@@ -294,10 +291,15 @@ fn transfers<B: Backend>(device: &B::Device, size: usize) -> HostLink {
         drop(tensor);
     }
     let bytes = (size * size * size_of::<f32>()) as f64;
-    HostLink {
+    let is_shared = runs_kernels || makes_the_process_larger::<B>(device);
+    LinkProfile {
+        memory: if is_shared {
+            LinkedMemory::Shared
+        } else {
+            LinkedMemory::Separate
+        },
         upload_bytes_per_second: bytes / upload.max(copy),
         read_bytes_per_second: bytes / read.max(copy),
-        ..HostLink::bus(0.0)
     }
 }
 
@@ -350,9 +352,9 @@ mod tests {
 
     #[test]
     fn a_link_takes_each_direction_at_its_speed() {
-        let link = HostLink {
+        let link = LinkProfile {
             read_bytes_per_second: 5e9,
-            ..HostLink::bus(10e9)
+            ..LinkProfile::bus(10e9)
         };
         assert_eq!(link.seconds(20e9, 5e9), 2.0 + 1.0);
         assert_eq!(link.slower_bytes_per_second(), 5e9);

@@ -59,7 +59,7 @@ mod trace;
 mod uses;
 
 pub use backend::Meta;
-pub use burn_decorator::profile::{DeviceProfile, HostCosts, HostLink, LinkedMemory};
+pub use burn_decorator::profile::{DeviceProfile, HostCosts, LinkProfile, LinkedMemory};
 pub use classes::Kind;
 pub use device::{Kernels, MetaDevice};
 pub use estimate::{Estimate, Holder, estimate_on, estimate_rank, estimate_run, estimate_step};

@@ -15,8 +15,10 @@ const CHAIN: u32 = 1000;
 /// Repetitions, of which the fastest counts.
 const ROUNDS: usize = 5;
 
-/// [`DeviceProfile::measure`] of a device, of its [link](DeviceProfile::link) to the host and of that host: launches with what autodiff notes of them, what it takes to record an operation in a scope and under a
-/// budget, to look for a tensor to evict, and to get memory from the system. About half a second on a CPU.
+/// [`DeviceProfile::measure`] of a device, of its [link](DeviceProfile::link) to the host and of that
+/// host: launches with what autodiff notes of them, what it takes to record an operation in a scope
+/// and under a budget, to look for a tensor to evict, and to get memory from the system. About half a
+/// second on a CPU.
 ///
 /// # Panics
 ///

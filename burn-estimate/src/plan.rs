@@ -30,7 +30,7 @@ pub struct Plan<S> {
 
 /// Estimates settings in their order, and sorts them: those for which the device's memory is enough by time, the others by the bytes that they need.
 /// A setting for which `estimate` returns `None` is left out, such as one that cannot fit because a smaller one did not, or one that offloads to the host
-/// where [`link.memory`](crate::HostLink::memory) of the device's profile is [`Shared`](crate::LinkedMemory::Shared): its bytes are no others than the host's.
+/// where [`link.memory`](crate::LinkProfile::memory) of the device's profile is [`Shared`](crate::LinkedMemory::Shared): its bytes are no others than the host's.
 ///
 /// ```
 /// use burn::backend::Autodiff;

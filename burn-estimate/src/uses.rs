@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use burn_decorator::profile::HostLink;
+use burn_decorator::profile::LinkProfile;
 use burn_decorator::repeated_block;
 
 use crate::classes::{Classes, Kind};
@@ -81,8 +81,9 @@ pub(crate) struct Traffic {
 }
 
 impl Traffic {
-    /// The time of all of it, one after the other: what other ranks and the host's memory get and give moves at the speed of the slower direction.
-    pub fn seconds(&self, link: &HostLink) -> f64 {
+    /// The time of all of it, one after the other: what other ranks and the host's memory get and
+    /// give moves at the speed of the slower direction.
+    pub fn seconds(&self, link: &LinkProfile) -> f64 {
         let beside = (self.sent_bytes + self.host_bytes) as f64;
         link.seconds(self.uploaded_bytes as f64, self.downloaded_bytes as f64)
             + beside / link.slower_bytes_per_second()

@@ -5,9 +5,7 @@ use burn_estimate::MetaDevice;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use crate::first_kernel::DeviceMissing;
-#[cfg(any(feature = "cuda", feature = "vulkan"))]
-use crate::first_kernel::first_kernel;
+use crate::first_kernel::{DeviceMissing, first_kernel};
 
 /// What `--backend` chooses from.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -131,7 +129,10 @@ impl BackendName {
     }
 
     /// Runs `work` on a GPU, if it computes.
-    #[cfg(any(feature = "cuda", feature = "vulkan"))]
+    #[cfg_attr(
+        not(any(feature = "cuda", feature = "vulkan")),
+        allow(dead_code, reason = "called for a GPU")
+    )]
     fn run_on<B: Backend, W: OnBackend>(
         self,
         device: B::Device,

@@ -1,7 +1,8 @@
 //! Whether a device computes at all, and what is missing if it does not.
 //!
-//! CubeCL panics where a driver, a compiler or a device is missing: on its device's thread, and then on the thread that waits for it. So one small
-//! kernel runs first, on a thread of its own, and what the panics say becomes an error.
+//! CubeCL panics where a driver, a compiler or a device is missing: on its device's thread, and then
+//! on the thread that waits for it. So one small kernel runs first, on a thread of its own, and what
+//! the panics say becomes an error.
 
 use std::fmt;
 use std::panic;
@@ -119,7 +120,8 @@ pub fn first_kernel<B: Backend>(
     })
 }
 
-/// Runs `kernel` on a thread of its own, whose streams and memory pools are not those of the training. While it runs, panics print nothing.
+/// Runs `kernel` on a thread of its own, whose streams and memory pools are not those of the
+/// training. While it runs, panics print nothing.
 fn run(backend: BackendName, kernel: impl FnOnce() + Send + 'static) -> Result<(), DeviceMissing> {
     let said = Arc::new(Mutex::new(String::new()));
     let heard = said.clone();
@@ -146,8 +148,8 @@ mod tests {
 
     use super::*;
 
-    /// The messages of cudarc 0.19, cubecl-cuda and cubecl-wgpu 0.10, and the panic that follows on the thread that waits. One test, because the
-    /// hook of panics is the process's.
+    /// The messages of cudarc 0.19, cubecl-cuda and cubecl-wgpu 0.10, and the panic that follows on
+    /// the thread that waits. One test, because the hook of panics is the process's.
     #[test]
     fn each_missing_thing_is_one_line_that_says_what_to_do() {
         assert_eq!(

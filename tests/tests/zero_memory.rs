@@ -48,8 +48,9 @@ fn config(stage: Stage) -> ZeroConfig {
     }
 }
 
-/// What a forward and backward pass takes beside the gradients, on a rank's thread: activations, and the workspace of this machine's kernels, which is as large
-/// as a core's cache. In bytes for each byte of the parameters.
+/// What a forward and backward pass takes beside the gradients, on a thread of its own as a rank has:
+/// activations, and the workspace of this machine's kernels, which is as large as a core's cache. In
+/// bytes for each byte of the parameters.
 fn pass_beside_gradients(config: &GptConfig) -> f64 {
     let model = config.init::<Autodiff<Remat<Flex>>>(&Default::default());
     let parameters = model.num_params();
@@ -131,8 +132,8 @@ fn a_gpt_trains_within_a_limit_that_it_exceeds_without_stage_two() {
     let left = 1.0 / RANKS as f64 + 3.0 / 6.0;
     assert!(peaks[3] < peaks[2] - 1.0 + left, "{peaks:?}");
     assert!(peaks[4] < peaks[3], "{peaks:?}");
-    // What is counted is there, if not all ranks are at their peak at the same time. Beyond it there is what a pass takes, and on the host an update has
-    // buffers of its own.
+    // What is counted is there, if not all ranks are at their peak at the same time. Beyond it there
+    // is what a pass takes, and on the host an update has buffers of its own.
     for (more, buffers) in beyond.into_iter().zip([0.1, 0.1, 0.1, 0.1, 0.25]) {
         assert!(
             (-0.05..beside + buffers).contains(&more),

@@ -713,7 +713,7 @@ fn scaled(text: &str, units: &[(char, f64)]) -> Result<u64, String> {
 mod tests {
     use std::sync::{Mutex, MutexGuard, PoisonError};
 
-    use burn_estimate::{HostCosts, HostLink, Kind};
+    use burn_estimate::{HostCosts, Kind, LinkProfile};
 
     use super::*;
 
@@ -874,7 +874,7 @@ mod tests {
         reordered_per_second: 0.52e9,
         f32_flops: 135e9,
         half_flops: 127e9,
-        link: HostLink {
+        link: LinkProfile {
             memory: LinkedMemory::Shared,
             upload_bytes_per_second: 10e9,
             read_bytes_per_second: 10e9,
@@ -943,7 +943,7 @@ mod tests {
             offloaded.count()
         };
         let separate = DeviceProfile {
-            link: HostLink {
+            link: LinkProfile {
                 memory: LinkedMemory::Separate,
                 ..CPU.link
             },

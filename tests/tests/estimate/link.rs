@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use burn_estimate::{HostLink, LinkedMemory, measure};
+use burn_estimate::{LinkProfile, LinkedMemory, measure};
 use burn_flex::Flex;
 use tests::queue::{Answers, Queue, answer_reads};
 
@@ -16,7 +16,7 @@ fn a_link_is_measured_in_both_directions() {
     answer_reads(Answers::LaterAndBlock(delay));
     let profile = measure::<Queue<Flex>>(&Default::default(), SIZE);
     answer_reads(Answers::AtOnce);
-    let HostLink {
+    let LinkProfile {
         upload_bytes_per_second,
         read_bytes_per_second,
         ..
