@@ -1,4 +1,4 @@
-//! Refuses Burn's features `ddp` and `distributed` where these crates are compiled, with one error that says so.
+//! Refuses Burn's features `ddp` and `distributed` where these crates are compiled, with an error that names them.
 //!
 //! With them `Autodiff<B>` is an `AutodiffBackend` for `B: DistributedBackend` only, whose methods give a server thread raw pointers to
 //! gradients. A tensor that may be recomputed, in host memory or sharded has no such pointer (`docs/zero.md`, "Burn's own data parallel"). Every use of
