@@ -316,7 +316,7 @@ impl<O> MultiSteps<O> {
         let (step, culprits) = (&known.step, &known.culprits);
         self.tally.count(step, self.items(items), culprits);
         if let Some(dropped) = self.counter.publish_dropped(self.tally, step, culprits) {
-            log::warn!(
+            burn_decorator::warn_user!(
                 "micro-batch {} is dropped from the window after update {}: non-finite gradients in {}",
                 dropped.micro_batch,
                 dropped.updates,
@@ -371,7 +371,7 @@ impl<O> MultiSteps<O> {
                     return module;
                 }
                 let update = self.tally.updates + 1;
-                log::warn!("update {update} is non-finite in {culprits}");
+                burn_decorator::warn_user!("update {update} is non-finite in {culprits}");
             }
         }
         let before = self.tally;
@@ -386,7 +386,7 @@ impl<O> MultiSteps<O> {
     }
 
     fn skip(&mut self, reason: &str) {
-        log::warn!(
+        burn_decorator::warn_user!(
             "the window after update {} is skipped: {reason}",
             self.tally.updates
         );

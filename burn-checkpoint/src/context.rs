@@ -198,7 +198,7 @@ pub(crate) fn warn_if_left_out() {
         |context: &Context| context.budgets.top().is_none() && context.of_process.is_none();
     if OF_THREADS.load(Ordering::Relaxed) > 0 && CONTEXT.with_borrow(has_none) {
         WARNED.call_once(|| {
-            log::warn!(
+            burn_decorator::warn_user!(
                 "a thread runs a backward pass without the memory budget that another thread has: a budget is the thread's that \
                  installs it; install it on each thread that trains, or on all by `MemoryBudget::install_for_process`"
             );

@@ -187,7 +187,7 @@ fn run<R>(
     if touched > 0 && !context::met() {
         static WARNED: Once = Once::new();
         WARNED.call_once(|| {
-            log::warn!(
+            burn_decorator::warn_user!(
                 "a checkpoint scope returned tensors whose backend has no `Remat` in it: nothing is recomputed and no memory is \
                  saved; use `Autodiff<Remat<B>>` in place of `Autodiff<B>`"
             );

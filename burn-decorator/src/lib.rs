@@ -69,13 +69,20 @@
 //!
 //! # Optimizer decorators
 //!
-//! What decorators of optimizers have in common: [`record`], saved state around that of the wrapped optimizer; [`ranks`], how clones
-//! that share state make a copy of their own for a rank; [`message`], how a decorator is reached inside of others; [`cell`], values of a thread while something runs;
-//! [`gradient`], what backends and optimizers must know about gradients; [`tape`], how code above decorators reaches autodiff's
-//! tensors below them; [`fused`], whether attention is one operation there; [`weight`], what a loss was multiplied by; [`reading_stream`], where another thread reads tensors; [`ensure_mended`], which refuses LibTorch without its mends; [`upload`], parameters that come from
-//! host memory when they are used; [`repeated_block`],
-//! which parameters a model uses together. With the feature `autodiff`: `autodiff`, operations of one's own on its tape. With `module`: `module`, tensors of a module by path; `device`, its device. With `train`: `non_finite`, which gradients are infinite or NaN; `gauge`, a number as a metric of
-//! the Learner. [`profile`] is what a device can do, for those that tell time from it.
+//! What decorators of optimizers have in common: [`record`], saved state around that of the wrapped
+//! optimizer; [`ranks`], how clones that share state make a copy of their own for a rank;
+//! [`message`], how a decorator is reached inside of others; [`cell`], values of a thread while
+//! something runs; [`gradient`], what backends and optimizers must know about gradients; [`tape`],
+//! how code above decorators reaches autodiff's tensors below them; [`fused`], whether attention is
+//! one operation there; [`warn`], warnings that reach a user without a logger; [`weight`], what a
+//! loss was multiplied by; [`reading_stream`], where another thread reads tensors;
+//! [`ensure_mended`], which refuses LibTorch without its mends; [`upload`], parameters that come
+//! from host memory when they are used; [`repeated_block`], which parameters a model uses together.
+//! With the feature `autodiff`: `autodiff`, operations of one's own on its tape. With `module`:
+//! `module`, tensors of a module by path; `exact`, records that no recorder rounds to half
+//! precision; `device`, a module's device. With `train`: `non_finite`, which gradients are infinite
+//! or NaN; `gauge`, a number as a metric of the Learner. [`profile`] is what a device can do, for
+//! those that tell time from it.
 //!
 //! Moving to another Burn release means editing `src/table/release.rs`, which has the rows that only this release has; a test of the
 //! workspace walks the traits of the pinned Burn source and names every operation without a row.
@@ -86,11 +93,15 @@ mod block;
 pub mod cell;
 #[cfg(feature = "module")]
 pub mod device;
+#[cfg(feature = "module")]
+pub mod exact;
 mod forward;
 pub mod fused;
 #[cfg(feature = "train")]
 pub mod gauge;
 pub mod gradient;
+#[cfg(feature = "module")]
+mod independent;
 mod kind;
 mod map;
 pub mod message;
@@ -110,6 +121,7 @@ pub mod tch;
 pub mod thread;
 mod unmended;
 mod upload;
+pub mod warn;
 pub mod weight;
 #[cfg(feature = "autodiff")]
 mod without_ddp;

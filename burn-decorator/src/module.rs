@@ -9,6 +9,8 @@ use burn::tensor::{
 };
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 
+pub use crate::independent::independent;
+
 /// A tensor of a module, whatever its kind and its number of dimensions.
 #[derive(Clone, Debug)]
 pub enum AnyTensor<B: Backend> {

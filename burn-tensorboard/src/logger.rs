@@ -131,7 +131,7 @@ fn value(entry: &NumericEntry) -> Option<f64> {
 /// Logs an error, such as a full disk, which ends the curves but not the training.
 fn warn(written: io::Result<()>) {
     if let Err(error) = written {
-        log::warn!("a TensorBoard event file is not written: {error}");
+        burn_decorator::warn_user!("a TensorBoard event file is not written: {error}");
     }
 }
 

@@ -93,7 +93,7 @@ impl<B: Backend> ModuleVisitor<B> for TransposedInStores {
         match catch_unwind(AssertUnwindSafe(|| mapper.on_save(matrix).dims())) {
             Ok(dims) if dims[..] == [3, 2] => self.found.push(path),
             Ok(_) => {}
-            Err(_) => log::warn!(
+            Err(_) => burn_decorator::warn_user!(
                 "the save mapper of parameter {path} panicked on a matrix of two rows and three columns: the consolidated file will have \
                  its values as they are in memory"
             ),

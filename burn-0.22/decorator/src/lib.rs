@@ -21,6 +21,8 @@ mod table;
 mod unmended;
 #[path = "../../../burn-decorator/src/upload.rs"]
 mod upload;
+#[path = "../../../burn-decorator/src/warn.rs"]
+pub mod warn;
 
 pub use stream::reading_stream;
 pub use unmended::ensure_mended;

@@ -280,7 +280,7 @@ impl Budget {
         if !self.settings.strict && self.thrashing.is_endless() {
             let limit = 2 * limit.max(self.live() + bytes);
             self.limit.store(limit, Ordering::Relaxed);
-            log::warn!(
+            burn_decorator::warn_user!(
                 "the memory budget is raised to {}: under it a step would not end in reasonable time",
                 size(limit)
             );

@@ -127,7 +127,7 @@ impl Needs {
         let bytes = largest.bytes();
         if bytes > limit && clearly(bytes, self.said_bytes.load(Ordering::Relaxed)) {
             self.said_bytes.store(bytes, Ordering::Relaxed);
-            log::warn!("{}; going on above it", largest.error(limit));
+            burn_decorator::warn_user!("{}; going on above it", largest.error(limit));
         }
     }
 }

@@ -84,7 +84,7 @@ impl Thrashing {
 
     fn say(&self, waste_ns: f64, limit: u64) {
         if !self.said.swap(true, Ordering::Relaxed) {
-            log::warn!(
+            burn_decorator::warn_user!(
                 "the memory budget of {} makes a step replay {:.1} times the work that it has, searches included: tensors are \
                  evicted and brought back over and over; a larger budget will be much faster",
                 size(limit),

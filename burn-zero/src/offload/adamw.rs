@@ -207,7 +207,7 @@ impl Download {
         let value = self.value.map(HostRead::data);
         let gradient = self.gradient.data();
         if !is_finite(&gradient) {
-            log::warn!(
+            burn_decorator::warn_user!(
                 "{path}: the gradient is not finite, and so will be its moments: skip such steps with a loss scaler"
             );
         }

@@ -148,7 +148,7 @@ pub(super) fn make_dirs(dir: &Path) -> Result<(), RecordError> {
 /// Removes a directory. A directory that cannot be removed costs only space.
 pub(super) fn remove(dir: &Path) {
     match run("remove", dir, || fs::remove_dir_all(dir)) {
-        Err(error) if !error.is_not_found() => log::warn!("{error}"),
+        Err(error) if !error.is_not_found() => burn_decorator::warn_user!("{error}"),
         _ => {}
     }
 }

@@ -230,7 +230,7 @@ fn remove_surplus(dir: &Path, earlier: &[RecordName], keep: Keep) {
         let (complete, partial) = (dir.join(old.complete()), dir.join(old.partial()));
         match run("rename", &complete, || fs::rename(&complete, &partial)) {
             Ok(()) => remove(&partial),
-            Err(error) => log::warn!("{error}"),
+            Err(error) => burn_decorator::warn_user!("{error}"),
         }
     }
 }

@@ -58,7 +58,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
             let has_batch = |status: &StepStatus| status.has_batch;
             let Some(batch) = batch.filter(|_| all.iter().all(has_batch)) else {
                 if all.iter().any(has_batch) {
-                    log::warn!(
+                    burn_decorator::warn_user!(
                         "epoch {epoch} ends after {steps} steps: a rank has no more batches"
                     );
                 }

@@ -115,7 +115,7 @@ fn is_whole(record: &Path) -> bool {
     match fs::File::open(record).map(read) {
         Ok(Ok(_)) => true,
         Ok(Err(error)) => {
-            log::warn!("{} is not whole: {error}", record.display());
+            burn_decorator::warn_user!("{} is not whole: {error}", record.display());
             false
         }
         Err(_) => false,
