@@ -9,7 +9,7 @@ use burn::{
     },
 };
 
-use burn_decorator::{message, non_finite::on};
+use burn_decorator::{exact::Exact, message, non_finite::on};
 
 use crate::{
     AccumError, GradNorm, InvalidValue,
@@ -168,7 +168,7 @@ where
     M: AutodiffModule<B>,
     B: AutodiffBackend,
 {
-    type Record = O::Record;
+    type Record = Exact<O::Record>;
 
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
         if message::received().is_some() {
@@ -189,11 +189,11 @@ where
     }
 
     fn to_record(&self) -> Self::Record {
-        self.inner.to_record()
+        Exact(self.inner.to_record())
     }
 
     fn load_record(mut self, record: Self::Record) -> Self {
-        self.inner = self.inner.load_record(record);
+        self.inner = self.inner.load_record(record.into_inner());
         self
     }
 }

@@ -13,15 +13,17 @@ use burn::{
     },
 };
 
+use burn_decorator::exact::Exact;
 use burn_decorator::gradient;
 use burn_decorator::record::{OwnState, WrappedItem};
 use serde::{Deserialize, Serialize};
 
 use crate::{sums::Sums, tally::Tally};
 
-/// The record of a [`MultiSteps`](crate::MultiSteps): training resumed from it, at any micro-step of a window,
-/// continues as if it had not stopped. The accumulators are stored as they are, f32, also by recorders of half
-/// precision.
+/// The record of a [`MultiSteps`](crate::MultiSteps): training resumed from it, at any micro-step
+/// of a window, continues as if it had not stopped. The accumulators are stored as they are, f32,
+/// and the wrapped optimizer's state in full precision, also by recorders of half precision, in
+/// whose f16 second moments would become 0.
 ///
 /// The configuration is not in it. Under another window length the partial window is kept: it ends when the new length
 /// is reached, or at the next micro-step if it is already exceeded.
@@ -78,19 +80,19 @@ where
     B: AutodiffBackend,
     R: Record<B>,
 {
-    type Item<S: PrecisionSettings> = WrappedItem<WindowItem, R::Item<S>>;
+    type Item<S: PrecisionSettings> = WrappedItem<WindowItem, <Exact<R> as Record<B>>::Item<S>>;
 
     fn into_item<S: PrecisionSettings>(self) -> Self::Item<S> {
         WrappedItem {
             own: self.window.map(to_item),
-            inner: self.inner.into_item(),
+            inner: <Exact<R> as Record<B>>::into_item(Exact(self.inner)),
         }
     }
 
     fn from_item<S: PrecisionSettings>(item: Self::Item<S>, device: &B::Device) -> Self {
         Self {
             window: item.own.map(|window| from_item(window, device)),
-            inner: R::from_item(item.inner, device),
+            inner: <Exact<R> as Record<B>>::from_item(item.inner, device).into_inner(),
         }
     }
 }

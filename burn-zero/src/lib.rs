@@ -151,6 +151,7 @@ mod tensor_file;
 pub use backend::{
     GradientPart, HostTensor, OfRank, PlacedTensor, Sharded, ShardedGradients, WithHost,
 };
+pub use burn_decorator::module::independent;
 pub use config::{BatchConfig, BatchSizes, ConfigError, ZeroConfig};
 pub use error::ZeroError;
 pub use estimate::{Estimate, ModelStates, estimate};
@@ -164,9 +165,7 @@ pub use offload::{
     AdamWState, Gradients, HostAdamW, HostAdamWConfig, OffloadConfig, OffloadRecord,
     OffloadedAdamW, ParamsOut,
 };
-pub use optimizer::{
-    ParameterShards, ZeroOptimizer, ZeroOptimizerError, independent, shard_parameters,
-};
+pub use optimizer::{ParameterShards, ZeroOptimizer, ZeroOptimizerError, shard_parameters};
 pub use parameters::offload_parameters;
 pub use read_on_use::read_on_use;
 pub use record::{RecordError, consolidate, consolidate_as, load_sharded, save_sharded};

@@ -206,6 +206,9 @@ fn widened(data: &TensorData) -> Cow<'_, [f32]> {
 /// step counts by parameter. A parameter of a lower precision than f32 also has its `master`, which Burn ignores; if
 /// that is missing, or does not round to the module's weights, the weights become the master.
 ///
+/// Every recorder stores moments and masters in f32, also one of half precision, in whose f16
+/// second moments would become 0.
+///
 /// The record shares the optimizer's state: a step while the record exists copies the states that it changes.
 #[derive(Clone)]
 pub struct OffloadRecord(pub(super) HashMap<ParamId, State>);
@@ -224,7 +227,7 @@ impl<B: Backend> Record<B> for OffloadRecord {
 
     fn into_item<S: PrecisionSettings>(self) -> Self::Item<S> {
         let items = self.0.into_iter().map(|(id, state)| {
-            let item = Arc::unwrap_or_clone(state.save()).convert::<S>();
+            let item = Arc::unwrap_or_clone(state.save());
             let rank = format!("Rank{}", item.momentum.moment_1.rank());
             (id.serialize(), EntryItem::V1(HashMap::from([(rank, item)])))
         });
@@ -238,6 +241,9 @@ impl<B: Backend> Record<B> for OffloadRecord {
             states.map(move |state| {
                 let is_amsgrad = state.momentum.max_moment_2.is_some();
                 assert!(!is_amsgrad, "{AMSGRAD}");
+                if matches!(state.momentum.moment_2.dtype, DType::F16 | DType::BF16) {
+                    burn_decorator::warn_user!("{HALF}");
+                }
                 (id, State::Saved(Arc::new(state)))
             })
         });
@@ -247,6 +253,10 @@ impl<B: Backend> Record<B> for OffloadRecord {
 
 const AMSGRAD: &str = "the record is of AMSGrad, whose third moment the host optimizer does not have: go on with Burn's AdamW, \
                        or start without the optimizer's record";
+
+const HALF: &str = "the record's moments are in half precision, as a recorder such as CompactRecorder stores those of Burn's \
+                    optimizers: second moments below 3e-8 are 0 in it, and the first steps after \
+                    it may be far too large; load a record of full precision, or begin with a small learning rate";
 
 /// A parameter's entry in a file: Burn's `AdaptorRecordItem` of AdamW, name for name.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -271,19 +281,4 @@ pub(super) struct MomentumItem {
     pub(super) moment_2: TensorData,
     #[serde(default)]
     max_moment_2: Option<TensorData>,
-}
-
-impl StateItem {
-    fn convert<S: PrecisionSettings>(self) -> Self {
-        let convert = |data: TensorData| data.convert::<S::FloatElem>();
-        let momentum = self.momentum;
-        Self {
-            momentum: MomentumItem {
-                moment_1: convert(momentum.moment_1),
-                moment_2: convert(momentum.moment_2),
-                ..momentum
-            },
-            master: self.master.map(convert),
-        }
-    }
 }

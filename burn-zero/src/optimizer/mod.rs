@@ -25,5 +25,4 @@ pub(crate) use parameters::Parameters;
 pub use prepare::shard_parameters;
 pub(crate) use rank_context::{Ask, RankContext};
 pub(crate) use statistics::Statistics;
-pub use statistics::independent;
 pub use zero_optimizer::ZeroOptimizer;

@@ -3,45 +3,17 @@
 //! Burn's `RunningState`, of which BatchNorm has two, holds its lock while a visitor or a mapper runs on it. So this module makes no
 //! collective while a module is visited or mapped: tensors are collected, broadcast, and then put back.
 
-use core::any::Any;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap};
 
-use burn::module::{AutodiffModule, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{Bool, Float, Int, Tensor, TensorData, backend::AutodiffBackend};
+use burn::module::AutodiffModule;
+use burn::tensor::{TensorData, backend::AutodiffBackend};
 use burn_backend::tensor::FloatTensor;
 
 use crate::ZeroError;
 use crate::group::{HostBuffer, ProcessGroup};
 use crate::host::{HostRead, floats};
 use crate::module::replace_tensors;
-use burn_decorator::module::{for_each_float, map_floats};
-
-/// A clone of a module with running statistics of its own, such as BatchNorm's, which ordinary clones share. The
-/// parameters are the same leaves under the same ids, as in a clone; no data is copied.
-///
-/// For ranks that are threads and start from one model. [`ZeroOptimizer::prepare`](crate::ZeroOptimizer::prepare)
-/// and [`ZeroStrategy`](crate::ZeroStrategy) make such a copy themselves:
-///
-/// ```
-/// # use burn::{backend::Autodiff, nn::{BatchNorm, BatchNormConfig}, tensor::Tensor};
-/// # type B = Autodiff<burn_flex::Flex>;
-/// let device = Default::default();
-/// let norm: BatchNorm<B> = BatchNormConfig::new(3).init(&device);
-/// let (clone, own) = (norm.clone(), burn_zero::independent::<B, _>(&norm));
-///
-/// norm.forward(Tensor::<B, 2>::ones([4, 3], &device));
-/// let mean = |norm: &BatchNorm<B>| norm.running_mean.value_sync().into_data();
-/// assert_eq!(mean(&clone), mean(&norm));
-/// assert_ne!(mean(&own), mean(&norm));
-/// ```
-pub fn independent<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> M {
-    // First, because it initialises lazy parameters, which otherwise each clone would initialise for itself.
-    let inner = module.valid();
-    let mut params = Params(VecDeque::new());
-    module.visit(&mut params);
-    // Conversion to the inner backend and back makes new running statistics, but loses leaves and mappers: these are put back.
-    M::from_inner(inner).map(&mut params)
-}
+use burn_decorator::module::{for_each_float, independent, map_floats};
 
 /// The module, or an [`independent`] one if it shares running statistics with its clones.
 pub(super) fn independent_if_shared<B: AutodiffBackend, M: AutodiffModule<B>>(
@@ -52,38 +24,6 @@ pub(super) fn independent_if_shared<B: AutodiffBackend, M: AutodiffModule<B>>(
     } else {
         Box::new(independent::<B, M>(&module))
     }
-}
-
-/// Clones of a module's parameters, in its order: as a visitor it collects them, as a mapper it puts them into another module.
-struct Params(VecDeque<Box<dyn Any>>);
-
-macro_rules! params_of_kind {
-    ($visit:ident, $kind:ident) => {
-        fn $visit<const D: usize>(&mut self, param: &Param<Tensor<B, D, $kind>>) {
-            self.0.push_back(Box::new(param.clone()));
-        }
-    };
-    ($map:ident -> $kind:ident) => {
-        fn $map<const D: usize>(
-            &mut self,
-            _: Param<Tensor<B, D, $kind>>,
-        ) -> Param<Tensor<B, D, $kind>> {
-            let param = self.0.pop_front().and_then(|param| param.downcast().ok());
-            *param.expect("a module and what `from_inner` makes of it have the same tensors")
-        }
-    };
-}
-
-impl<B: AutodiffBackend> ModuleVisitor<B> for Params {
-    params_of_kind!(visit_float, Float);
-    params_of_kind!(visit_int, Int);
-    params_of_kind!(visit_bool, Bool);
-}
-
-impl<B: AutodiffBackend> ModuleMapper<B> for Params {
-    params_of_kind!(map_float -> Float);
-    params_of_kind!(map_int -> Int);
-    params_of_kind!(map_bool -> Bool);
 }
 
 /// The running statistics of a module, by their paths.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
+use burn_decorator::exact::Exact;
 use burn_decorator::ranks::SharedFn;
 use burn_decorator::repeated_block;
 use burn_decorator::{gradient, message};
@@ -430,8 +431,9 @@ where
     M: AutodiffModule<B>,
     B: AutodiffBackend,
 {
-    /// The wrapped optimizer's record, of this rank's shards; in a `Learner` of the whole model, as without ranks.
-    type Record = O::Record;
+    /// The wrapped optimizer's record, of this rank's shards; in a `Learner` of the whole model, as
+    /// without ranks. Never stored in half precision.
+    type Record = Exact<O::Record>;
 
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
         match message::received() {
@@ -450,11 +452,11 @@ where
     fn to_record(&self) -> Self::Record {
         let context = RankContext::here().filter(|_| self.in_learner);
         let whole = context.and_then(|context| context.whole::<B, _>());
-        whole.unwrap_or_else(|| self.inner.to_record())
+        whole.unwrap_or_else(|| Exact(self.inner.to_record()))
     }
 
     fn load_record(mut self, record: Self::Record) -> Self {
-        self.inner = self.inner.load_record(record);
+        self.inner = self.inner.load_record(record.into_inner());
         self
     }
 }
