@@ -111,6 +111,7 @@ mod strategy;
 mod sums;
 mod tally;
 
+pub use burn_decorator::module::independent;
 pub use clip::ClipGlobalNorm;
 pub use config::{AccumConfig, NonFinite, Normalization, WindowSchedule};
 pub use counted::{CountSlot, Counted, Items};

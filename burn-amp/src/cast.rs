@@ -1,5 +1,6 @@
 //! The rule: which type the float operands of an operation are brought to.
 
+use std::cell::Cell;
 use std::fmt;
 
 use burn_backend::FloatDType;
@@ -64,17 +65,24 @@ pub(crate) enum Arithmetic {
     Low(FloatDType),
 }
 
-/// Whether a float tensor is computed from a gradient.
+/// What a float tensor is computed from: a gradient, parameters that a loss scaler's optimizer has
+/// updated, or neither.
 ///
 /// An optimizer runs on the same backend as `model.valid()`, and only the latter may be lowered. So gradients are marked where they are
 /// read, or [loaded](burn_decorator::gradient::load) from the host. Results of marked tensors are marked too (momentum, Muon's
 /// orthogonalised update), and operations on them are never lowered. `from_inner`, which makes the updated parameter a training
 /// tensor again, clears the mark.
+///
+/// A parameter that the optimizer of a [`GradScaler`](crate::GradScaler) has updated is marked with
+/// its scaler, and so is the loss that is computed from it: a scaler scales the losses of its own
+/// model, not those of another training.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Lineage {
     /// Part of a forward pass: data, parameters, activations.
     #[default]
     Forward,
+    /// Likewise, and computed from a parameter that a scaler's optimizer has updated.
+    Trained(Owner),
     /// A gradient, or computed from one.
     Gradient,
 }
@@ -83,11 +91,39 @@ impl Lineage {
     /// The lineage of a result of two operands.
     #[inline]
     pub fn join(self, other: Self) -> Self {
-        match self {
-            Lineage::Gradient => Lineage::Gradient,
-            Lineage::Forward => other,
+        match (self, other) {
+            (Lineage::Forward, other) => other,
+            (Lineage::Gradient, _) | (_, Lineage::Gradient) => Lineage::Gradient,
+            (Lineage::Trained(owner), Lineage::Trained(other)) if owner != other => {
+                Lineage::Trained(Owner::Several)
+            }
+            (Lineage::Trained(owner), _) => Lineage::Trained(owner),
         }
     }
+}
+
+/// Whose optimizer has updated the parameters that a tensor is computed from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// That of the scaler with this number.
+    Scaler(u32),
+    /// Those of several scalers.
+    Several,
+}
+
+/// A step of a scaler's optimizer, while it is taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UnderWay {
+    /// The scaler.
+    pub(crate) owner: Owner,
+    /// Whether the step has made a tensor of autodiff: an updated parameter.
+    pub(crate) updated: bool,
+}
+
+thread_local! {
+    /// The step that this thread takes. Burn's `from_inner`, which makes the updated parameters,
+    /// has no argument for it.
+    pub(crate) static UNDER_WAY: Cell<Option<UnderWay>> = const { Cell::new(None) };
 }
 
 /// What the float operands of one call have in common.
@@ -132,10 +168,15 @@ impl Operands {
     /// The lineage of the results: that of the operands, or where there are none, that of the host data they are made from.
     #[inline]
     pub fn lineage(&self) -> Lineage {
-        if self.is_empty() && burn_decorator::gradient::is_loading() {
+        if !self.is_empty() {
+            return self.lineage;
+        }
+        if burn_decorator::gradient::is_loading() {
             return Lineage::Gradient;
         }
-        self.lineage
+        // A parameter that was updated on the host.
+        let under_way = UNDER_WAY.get();
+        under_way.map_or(self.lineage, |step| Lineage::Trained(step.owner))
     }
 
     /// The type of the operand that the others are written into (kind `Follow`), after the others were brought to `target`.
@@ -157,7 +198,7 @@ impl Operands {
             (Arithmetic::F32, _) | (Arithmetic::Low(_), Cast::Full) if is_low(widest) => {
                 Some(FloatDType::F32)
             }
-            (Arithmetic::Low(low), Cast::Lower) if self.lineage == Lineage::Forward => {
+            (Arithmetic::Low(low), Cast::Lower) if self.lineage != Lineage::Gradient => {
                 (self.mixed || widest != low).then_some(low)
             }
             _ => promoted,

@@ -69,8 +69,8 @@ pub enum AmpError {
     /// Gradients are still non-finite although the loss scale cannot be lowered any further (DeepSpeed: "Current
     /// loss scale already at minimum").
     #[error(
-        "loss scale collapsed: step {step} overflowed at scale {scale}, which cannot be lowered; non-finite gradients in {}",
-        name_some(.parameters)
+        "loss scale collapsed: step {step} overflowed at scale {scale}, which cannot be lowered; non-finite gradients in {}{}",
+        name_some(.parameters), of_which(*.scalers)
     )]
     ScaleCollapsed {
         /// The loss scale of the failing step.
@@ -79,6 +79,9 @@ pub enum AmpError {
         step: u64,
         /// Paths of all parameters whose gradients were non-finite.
         parameters: Vec<String>,
+        /// Loss scalers that live on the thread. With several, the loss may have been scaled by
+        /// another one.
+        scalers: usize,
     },
 
     /// The loss was NaN or infinite before scaling in each of the first steps: no loss scale helps.
@@ -107,6 +110,17 @@ pub enum AmpError {
         /// Its data type.
         dtype: DType,
     },
+}
+
+/// What to do where the loss may have been scaled by another one of the thread's scalers.
+fn of_which(scalers: usize) -> String {
+    match scalers {
+        0 | 1 => String::new(),
+        _ => format!(
+            "; {scalers} loss scalers live on this thread: say whose each loss is with `scaler.backward(loss)`, or let all \
+             optimizers share one"
+        ),
+    }
 }
 
 impl AmpError {

@@ -68,7 +68,7 @@ mod scaler;
 mod table;
 mod watch;
 
-pub use cast::{Cast, Lineage};
+pub use cast::{Cast, Lineage, Owner};
 pub use cast_cache::{CachedTensor, CastCache};
 pub use config::{AmpConfig, PolicyName};
 pub use decorator::{Autocast, AutocastTensor, ScaledGradients, custom_op};
@@ -80,4 +80,6 @@ pub use scaler::{
     ScaledOptimizer, ScaledRecord, ScalerState, SkippedStepsMetric,
 };
 pub use table::{OpRow, op_table};
-pub use watch::{FirstNonFinite, Watch, WatchedTensor, explain_overflow, first_non_finite};
+pub use watch::{
+    FirstNonFinite, Watch, WatchedTensor, explain_overflow, explained, first_non_finite,
+};

@@ -2,21 +2,24 @@
 #![deny(clippy::missing_trait_methods)]
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
+use std::thread::{self, ThreadId};
 
-use burn::module::AutodiffModule;
+use burn::module::{AutodiffModule, ParamId};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::read_sync;
 use burn_backend::{Backend, BackendTypes, DType, TensorMetadata};
 use burn_decorator::cell::{Scope, with_value};
-use burn_decorator::module::map_floats;
+use burn_decorator::gradient::non_finite_on_any_rank;
+use burn_decorator::module::{for_each_float, independent, map_floats};
 use burn_decorator::types::*;
 use burn_decorator::{kind_type, map_operand, map_result};
+use parking_lot::Mutex;
 
-use crate::scaler::{keep_step, wants_step};
+use crate::scaler::{saying, watching};
 
 /// A backend that can be looked at by [`first_non_finite`] and [`explain_overflow`]: `Autocast<Autodiff<Watch<Cuda>>, F16>`.
 ///
@@ -95,6 +98,10 @@ pub(crate) fn in_backward<R>(f: impl FnOnce() -> R) -> R {
 /// infinity that the step is given (the filling of a mask, in `from_data`, or in a tensor made before it) is none, nor is one computed from
 /// it. `None` also where no [`Watch`] is below autodiff.
 ///
+/// The copy shares no running statistics with `module`, which stays as it is. Random numbers are
+/// drawn from the backend's generator, which Burn 0.21 can seed but not read: call `Backend::seed`
+/// afterwards where those that follow matter.
+///
 /// # Cost
 ///
 /// Reads every result to the host, and a tensor made before the step each time it is an operand: for finding a fault.
@@ -119,30 +126,97 @@ where
     B: AutodiffBackend,
     M: AutodiffModule<B>,
 {
-    let module = labelled::<B, M>(module.clone());
+    let module = labelled::<B, M>(independent::<B, M>(module));
     let (_, found) = with_value(&FOUND, Found::default(), || step(&module));
     found?.first
 }
 
-/// Runs `step` on `model` and `input`, in `TrainStep::step`: if the [`GradScaler`](crate::GradScaler) of this thread finds that it
-/// overflowed, the next call runs it once more, at its scale, and writes its [`FirstNonFinite`] operation to the log and into
-/// [`GradScaler::first_non_finite`](crate::GradScaler::first_non_finite). That happens once.
+/// Runs `step` on `model` and `input`, in `TrainStep::step`: if the loss or a gradient is infinite
+/// or NaN, runs it once more, at the same scale, and tells the [`FirstNonFinite`] operation: in a
+/// warning, in [`explained`], and where there is a [`GradScaler`](crate::GradScaler) in
+/// [`first_non_finite`](crate::GradScaler::first_non_finite). That happens once for each model and
+/// thread. It works under every policy of [`Autocast`](crate::Autocast), with and without a scaler.
 ///
-/// Until then it keeps the model and the input of the last step, and reads the outcome of each step. The repetition draws new random numbers,
-/// and running statistics see the input twice.
+/// The gradients are those that `step` reads, as Burn's `TrainOutput::new` and
+/// `GradientsParams::from_grads` do. Where ranks train together all of them call it, and all repeat
+/// the step, which one of them found.
+///
+/// Until then it keeps a copy of the input during the step, and reads one number from the device
+/// after it. The repetition leaves running statistics as they are. It draws new random numbers, so
+/// those that follow are others: Burn's generator can be seeded but not read.
+///
+/// ```
+/// use burn::{backend::Autodiff, module::Param, nn::{Linear, LinearConfig}, optim::GradientsParams, tensor::Tensor};
+/// use burn_amp::{Autocast, Watch, explain_overflow, explained};
+/// use burn_flex::Flex;
+///
+/// type B = Autocast<Autodiff<Watch<Flex>>>; // bf16
+/// let device = Default::default();
+/// let model = LinearConfig::new(1, 1).init::<B>(&device);
+/// let x = Tensor::<B, 2>::zeros([1, 1], &device);
+/// let _gradients = explain_overflow(&model, x, |model, x| {
+///     let loss = (model.forward(x.clone()) - model.forward(x)).log().mean().log(); // of a number below 0
+///     GradientsParams::from_grads(loss.backward(), model)
+/// });
+/// assert_eq!(explained::<B, _>(&model).unwrap().operation, "float_log");
+/// ```
 pub fn explain_overflow<B, M, I, R>(model: &M, input: I, step: fn(&M, I) -> R) -> R
 where
     B: AutodiffBackend,
-    M: AutodiffModule<B> + 'static,
-    I: Clone + Send + 'static,
-    R: 'static,
+    M: AutodiffModule<B>,
+    I: Clone,
 {
-    if wants_step() {
-        let (model, input) = (model.clone(), input.clone());
-        let again = move || first_non_finite(&model, |model| step(model, input));
-        keep_step(Box::new(again));
+    let key = key::<B, M>(model);
+    if looks() || EXPLAINED.lock().contains_key(&key) {
+        return step(model, input);
     }
-    step(model, input)
+    let again = input.clone();
+    let (result, mut seen) = watching(|| step(model, input));
+    let own = if seen.found_non_finite() {
+        vec!["a loss or a gradient".to_owned()]
+    } else {
+        Vec::new()
+    };
+    if non_finite_on_any_rank(own).is_empty() {
+        return result;
+    }
+    let found = saying(seen.said(), || {
+        first_non_finite(model, |model| step(model, again))
+    });
+    match &found {
+        Some(found) => burn_decorator::warn_user!(
+            "a step with a loss or a gradient that is not finite, run once more: {found}"
+        ),
+        None => burn_decorator::warn_user!(
+            "a step with a loss or a gradient that is not finite, run once more: no result was, or there is no burn_amp::Watch \
+             below autodiff"
+        ),
+    }
+    seen.tell(found.clone());
+    EXPLAINED.lock().insert(key, found);
+    result
+}
+
+/// What [`explain_overflow`] has found for a model.
+pub fn explained<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> Option<FirstNonFinite> {
+    let (_, model) = key::<B, M>(model);
+    let explained = EXPLAINED.lock();
+    let mut of_model = explained.iter().filter(|((_, other), _)| *other == model);
+    of_model.find_map(|(_, found)| found.clone())
+}
+
+/// By thread, because ranks that are threads must decide alike, and by the model's first parameter.
+type Explained = HashMap<(ThreadId, Option<ParamId>), Option<FirstNonFinite>>;
+
+static EXPLAINED: LazyLock<Mutex<Explained>> = LazyLock::new(Mutex::default);
+
+/// The key of a model on this thread.
+fn key<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> (ThreadId, Option<ParamId>) {
+    let mut first = None;
+    for_each_float::<B, M>(model, |_, id, _| {
+        first.get_or_insert(id);
+    });
+    (thread::current().id(), first)
 }
 
 /// The module with parameters that know their paths.

@@ -33,13 +33,16 @@ fn gradients(model: &Linear<B>, value: f32) -> GradientsParams {
     gradients
 }
 
+/// A scaler of all losses of this thread, for they are no model's.
 fn scaler(init_scale: f32) -> GradScaler {
     let config = GradScalerConfig {
         init_scale,
         growth_interval: 3,
         ..Default::default()
     };
-    GradScaler::new(&config).unwrap()
+    let scaler = GradScaler::new(&config).unwrap();
+    scaler.bind_thread();
+    scaler
 }
 
 fn backward(loss: f32) {
@@ -60,7 +63,7 @@ fn assert_active(scale: f32) {
 }
 
 #[test]
-fn each_thread_uses_the_scaler_that_it_made() {
+fn each_thread_uses_the_scaler_that_is_bound_to_it() {
     let both = Barrier::new(2);
     let run = |init_scale: f32| {
         let scaler = scaler(init_scale);

@@ -42,6 +42,7 @@ fn collapsed() -> AmpError {
         scale: 1.0,
         step: 3,
         parameters,
+        scalers: 1,
     }
 }
 

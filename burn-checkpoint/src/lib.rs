@@ -128,6 +128,7 @@ mod verify;
 mod work;
 
 pub use budget::MemoryBudget;
+pub use burn_decorator::module::independent;
 pub use burn_decorator::profile::{DeviceProfile, LinkProfile, LinkedMemory};
 pub use chain::{checkpoint_chain, checkpoint_sequential, profile_chain, profile_tail};
 pub use context::{Recorder, recorder};

@@ -9,6 +9,7 @@
     reason = "the shared sources have more than is used here"
 )]
 
+#[allow(dead_code, reason = "no scaler marks its parameters here")]
 #[path = "../../../burn-amp/src/cast.rs"]
 mod cast;
 #[path = "../../../burn-amp/src/config.rs"]

@@ -29,9 +29,11 @@ pub use trial::StepResult;
 /// (Accelerate's `find_executable_batch_size`, Lightning's `scale_batch_size`, DeepSpeed's autotuner; here from
 /// measurements, not from crashes).
 ///
-/// `step` takes a size and does what training does with a micro-batch of that size, best with [`rehearse`]. It cannot change the
-/// training's own state, even where a trial fails, because it only borrows it. `probe` measures the most bytes in use during a
-/// step.
+/// `step` takes a size and does what training does with a micro-batch of that size, best with
+/// [`rehearse`], which leaves the training as it was, also given clones. A `step` of another form
+/// only borrows the training's state, but Burn shares running statistics, such as those of
+/// BatchNorm, between clones: let it run [`independent(&model)`](crate::independent) in place of
+/// `model.clone()`. `probe` measures the most bytes in use during a step.
 ///
 /// Sizes are doubled until one does not fit, and then halved in between. Size 1 runs once unmeasured before, because what a process sets up
 /// once is no part of a step. A size that is predicted not to fit, from the fixed part and the bytes per item that were measured, is not

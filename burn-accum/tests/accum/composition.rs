@@ -1,14 +1,17 @@
 //! Together with burn-amp's loss scaling.
 
 use burn::{
+    backend::Autodiff,
     lr_scheduler::{LrScheduler, linear::LinearLrSchedulerConfig},
+    nn::{Linear, LinearConfig},
     optim::{AdamWConfig, GradientsParams, MultiGradientsParams, Optimizer, SgdConfig},
     prelude::DeviceOps,
     record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder},
+    tensor::Tensor,
 };
 use burn_accum::{AccumConfig, ClipGlobalNorm, Counted, MultiSteps, NonFinite, PerUpdate, flush};
-use burn_amp::{Detection, GradScaler, GradScalerConfig, ScaledOptimizer};
-use burn_flex::FlexDevice;
+use burn_amp::{Autocast, Detection, F16, GradScaler, GradScalerConfig, ScaledOptimizer};
+use burn_flex::{Flex, FlexDevice};
 
 use crate::support::{B, Batch, Net, gradients, net, panic_of, state, values};
 use crate::tokens::Slotted;
@@ -248,5 +251,31 @@ fn records_nest() {
             assert_eq!(values(&net_one), values(&net_other));
         }
         assert_eq!(scaler_one.scale(), scaler_other.scale());
+    }
+}
+
+/// The update of a flushed window makes parameters as that of a full one does: the scaler knows the losses that are computed from them.
+#[test]
+fn losses_after_a_flushed_window_are_scaled() {
+    type F = Autocast<Autodiff<Flex>, F16>;
+    let device = Default::default();
+    let scaler = GradScaler::default();
+    let windows = MultiSteps::new(
+        SgdConfig::new().init::<F, Linear<F>>(),
+        AccumConfig::mean(2),
+    );
+    let mut optimizer = scaler.wrap(windows.unwrap());
+    let mut model = LinearConfig::new(1, 1).init::<F>(&device);
+    // At a scale of 65536 the gradient of 0.5 is finite in f16 and that of 1 is not.
+    let gradient = |model: &Linear<F>, factor: f64| {
+        let x = Tensor::<F, 2>::ones([1, 1], &device);
+        (model.forward(x).mean() * factor).backward()
+    };
+    for _ in 0..2 {
+        let gradients = GradientsParams::from_grads(gradient(&model, 0.5), &model);
+        model = optimizer.step(0.1, model, gradients);
+        model = flush(|nothing| optimizer.step(0.1, model, nothing));
+        let found = model.weight.grad(&gradient(&model, 1.0)).unwrap();
+        assert_eq!(found.into_scalar(), f32::INFINITY);
     }
 }

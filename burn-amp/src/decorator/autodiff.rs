@@ -9,9 +9,9 @@ use burn_decorator::weight::{GradientWeight, LossWeight, offer, take};
 use super::backend::Autocast;
 use super::bring::bring;
 use super::tensor::AutocastTensor;
-use crate::cast::{Lineage, is_low};
+use crate::cast::{Lineage, UNDER_WAY, UnderWay, is_low};
 use crate::policy::{Mode, Policy};
-use crate::scaler::{Factor, active_scale};
+use crate::scaler::{Factor, active_scale, is_watching, see};
 use crate::watch::in_backward;
 
 /// The gradients of a backward pass of [`Autocast`], which were computed from a scaled loss.
@@ -32,6 +32,9 @@ impl<B: AutodiffBackend> ScaledGradients<B> {
         &self,
         gradient: FloatTensor<B::InnerBackend>,
     ) -> AutocastTensor<FloatTensor<B::InnerBackend>> {
+        if is_watching() {
+            see(flat::<B::InnerBackend>(gradient.clone()));
+        }
         let gradient = times::<B::InnerBackend>(gradient, &self.inverse);
         AutocastTensor::with_lineage(gradient, Lineage::Gradient)
     }
@@ -68,12 +71,16 @@ impl<B: AutodiffBackend, P: Policy> AutodiffBackend for Autocast<B, P> {
     burn_decorator::forward_inner!(B);
 
     fn backward(loss: FloatTensor<Self>) -> Self::Gradients {
-        let loss = loss.tensor;
+        let (loss, lineage) = (loss.tensor, loss.lineage);
+        if is_watching() {
+            see(flat::<B::InnerBackend>(B::inner(loss.clone())));
+        }
         let device = B::float_device(&loss);
         // bf16 and f32 have the range and need no scale; a scaler that was made on this thread is still used.
         let needs = Mode::current::<P>().low() == Some(FloatDType::F16);
         let unscaled = || flat_inner::<B, P>(&loss);
-        let active = active_scale(&device, needs, unscaled).map(|factor| factor.map(primitive));
+        let active = active_scale(&device, lineage, needs, unscaled);
+        let active = active.map(|factor| factor.map(primitive));
         let [mut scale, mut inverse] = active;
         let loss = times::<B>(loss, &scale.clone().map(B::from_inner));
         let weight = match scale {
@@ -136,7 +143,18 @@ impl<B: AutodiffBackend, P: Policy> AutodiffBackend for Autocast<B, P> {
 
     fn from_inner(tensor: FloatTensor<Self::InnerBackend>) -> FloatTensor<Self> {
         // A parameter that an optimizer computed from a gradient takes part in the next forward pass like any other.
-        AutocastTensor::new(B::from_inner(tensor.tensor))
+        let lineage = match (UNDER_WAY.get(), tensor.lineage) {
+            (Some(step), _) => {
+                UNDER_WAY.set(Some(UnderWay {
+                    updated: true,
+                    ..step
+                }));
+                Lineage::Trained(step.owner)
+            }
+            (None, Lineage::Gradient) => Lineage::Forward,
+            (None, lineage) => lineage,
+        };
+        AutocastTensor::with_lineage(B::from_inner(tensor.tensor), lineage)
     }
 }
 
@@ -144,7 +162,13 @@ impl<B: AutodiffBackend, P: Policy> AutodiffBackend for Autocast<B, P> {
 fn flat_inner<B: AutodiffBackend, P: Policy>(
     loss: &FloatTensor<B>,
 ) -> Tensor<Autocast<B::InnerBackend, P>, 1> {
-    let flat = Shape::from(vec![loss.shape().num_elements()]);
-    let loss = B::InnerBackend::float_reshape(B::inner(loss.clone()), flat);
-    Tensor::from_primitive(TensorPrimitive::Float(AutocastTensor::new(loss)))
+    let loss = flat::<B::InnerBackend>(B::inner(loss.clone()));
+    let loss = AutocastTensor::new(loss.into_primitive().tensor());
+    Tensor::from_primitive(TensorPrimitive::Float(loss))
+}
+
+fn flat<B: Backend>(tensor: FloatTensor<B>) -> Tensor<B, 1> {
+    let flat = Shape::from(vec![tensor.shape().num_elements()]);
+    let tensor = B::float_reshape(tensor, flat);
+    Tensor::from_primitive(TensorPrimitive::Float(tensor))
 }

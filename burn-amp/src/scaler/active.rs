@@ -1,51 +1,109 @@
 //! The scale that `backward` uses.
 
-use std::cell::Cell;
+use std::any::Any;
+use std::cell::RefCell;
+use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor, backend::Backend};
-use burn_decorator::cell::Scope;
+use burn_decorator::cell::with_value;
+use burn_decorator::non_finite::{exact, on};
 
 use super::deferred::{Factor, inverse};
-use super::{overflow::LossProbe, registry, state::LastStep};
+use super::handle::GradScaler;
+use super::state::Shared;
+use super::{overflow::LossProbe, registry};
+use crate::FirstNonFinite;
+use crate::cast::Lineage;
 
 thread_local! {
-    static REPEATED: Cell<Option<f32>> = const { Cell::new(None) };
+    /// What the caller of `backward` said about its losses; Burn's `backward` has no argument for
+    /// it.
+    static SAID: RefCell<Option<Said>> = const { RefCell::new(None) };
+    /// What is seen of the losses and gradients of a step.
+    static SEEN: RefCell<Option<Seen>> = const { RefCell::new(None) };
 }
 
-/// Whether this thread's scaler wants the step that begins to be [kept](keep_step), because no overflow has been explained yet. Waits for
-/// the outcome of the step before, and runs that once more, at its scale and out of the scaler's sight, if it overflowed.
-pub(crate) fn wants_step() -> bool {
-    let Some(scaler) = registry::of_thread() else {
-        return false;
-    };
-    let mut state = scaler.settled();
-    if !state.is_enabled() || state.is_explained {
-        return false;
-    }
-    let overflow = state.last_overflow.as_ref().map(|overflow| overflow.scale);
-    let overflow = overflow.filter(|_| state.counters.skipped_in_a_row > 0);
-    let Some((scale, last)) = overflow.zip(state.last_step.take()) else {
-        return true;
-    };
-    drop(state);
-    let scope = Scope::enter(&REPEATED, Some(scale));
-    let first = last();
-    drop(scope);
-    match &first {
-        Some(first) => log::warn!("the skipped step, run once more: {first}"),
-        None => log::warn!(
-            "the skipped step, run once more, did not overflow, or there is no burn_amp::Watch below autodiff"
-        ),
-    }
-    let mut state = scaler.settled();
-    (state.is_explained, state.first_non_finite) = (true, first);
-    false
+/// Whose a loss is.
+#[derive(Clone)]
+pub(crate) enum Said {
+    /// This scaler's.
+    Scaler(GradScaler),
+    /// Nobody's, and it is multiplied with this.
+    Scale(f32),
+    /// Nobody's: it is not scaled.
+    Unscaled,
 }
 
-/// Keeps a step until its outcome is known.
-pub(crate) fn keep_step(step: LastStep) {
-    if let Some(scaler) = registry::of_thread() {
-        scaler.settled().last_step = Some(step);
+/// Runs `backward`, in which losses are whose `said` says.
+pub(crate) fn saying<R>(said: Said, backward: impl FnOnce() -> R) -> R {
+    with_value(&SAID, said, backward).0
+}
+
+/// What was seen of a step: whether a loss or a gradient was non-finite, and what the loss was
+/// multiplied with.
+#[derive(Default)]
+pub(crate) struct Seen {
+    /// A [`Total`], of the backend of the step.
+    total: Option<Box<dyn Any>>,
+    read: Option<fn(Box<dyn Any>) -> bool>,
+    scale: Option<f32>,
+    scaler: Option<Arc<Shared>>,
+}
+
+/// A number that is finite if and only if all losses and gradients so far are.
+struct Total<I: Backend>(Tensor<I, 1>);
+
+/// Runs `step` and tells what was seen of it.
+pub(crate) fn watching<R>(step: impl FnOnce() -> R) -> (R, Seen) {
+    let (result, seen) = with_value(&SEEN, Seen::default(), step);
+    (result, seen.unwrap_or_default())
+}
+
+/// Whether this thread watches a step.
+pub(crate) fn is_watching() -> bool {
+    SEEN.with_borrow(Option::is_some)
+}
+
+/// Adds a loss, or a gradient that is read, to what is seen of the step.
+pub(crate) fn see<I: Backend>(tensor: Tensor<I, 1>) {
+    SEEN.with_borrow_mut(|seen| {
+        let Some(seen) = seen else { return };
+        let one = exact(tensor);
+        let before = seen.total.take().and_then(|total| total.downcast().ok());
+        let total = match before {
+            None => one,
+            Some(before) => {
+                let Total::<I>(before) = *before;
+                on(one, &before.device()) + before
+            }
+        };
+        seen.total = Some(Box::new(Total(total)));
+        seen.read = Some(|total| {
+            let total = total.downcast::<Total<I>>().expect("of this backend");
+            let mut values = total.0.into_data().iter::<f64>().collect::<Vec<_>>();
+            values.retain(|value| !value.is_finite());
+            !values.is_empty()
+        });
+    });
+}
+
+impl Seen {
+    /// Whether a loss or a gradient was infinite or NaN. A host read.
+    pub(crate) fn found_non_finite(&mut self) -> bool {
+        let total = self.read.zip(self.total.take());
+        total.is_some_and(|(read, total)| read(total))
+    }
+
+    /// What losses are said to be, to run the step as it ran.
+    pub(crate) fn said(&self) -> Said {
+        self.scale.map_or(Said::Unscaled, Said::Scale)
+    }
+
+    /// Tells the scaler of the step, if it had one, what was found.
+    pub(crate) fn tell(&self, found: Option<FirstNonFinite>) {
+        if let Some(scaler) = &self.scaler {
+            scaler.lock().first_non_finite = found;
+        }
     }
 }
 
@@ -56,28 +114,44 @@ pub(crate) fn keep_step(step: LastStep) {
 /// should it overflow.
 pub(crate) fn active_scale<I: Backend>(
     device: &Device<I>,
+    lineage: Lineage,
     needs: bool,
     unscaled: impl FnOnce() -> Tensor<I, 1>,
 ) -> [Factor<Tensor<I, 1>>; 2] {
     let on_host = |scale: f32| [Factor::Host(scale), Factor::Host(inverse(scale))];
-    if let Some(scale) = REPEATED.get() {
-        return on_host(scale);
-    }
-    let Some(scaler) = registry::lookup::<I>(device, needs) else {
+    let scaler = match SAID.with_borrow(Clone::clone) {
+        Some(Said::Scale(scale)) => return on_host(scale),
+        Some(Said::Unscaled) => None,
+        Some(Said::Scaler(scaler)) => {
+            scaler.shared().found(lineage, true);
+            Some(scaler.shared().clone())
+        }
+        None => registry::lookup(lineage, needs),
+    };
+    let Some(scaler) = scaler else {
         return [Factor::None, Factor::None];
     };
     let mut state = scaler.lock();
     if !state.is_enabled() {
         return [Factor::None, Factor::None];
     }
-    let on_device = state
-        .possible::<I>()
-        .map(|possible| possible.active(device));
-    let scale = on_device.unwrap_or_else(|| {
-        // No step is pending, or one of another backend is.
-        state.settle();
-        on_host(state.scale())
-    });
+    let watches = is_watching();
+    let on_device = state.possible::<I>().filter(|_| !watches);
+    let scale = match on_device.map(|possible| possible.active(device)) {
+        Some(scale) => scale,
+        None => {
+            // No step is pending, or one of another backend is, or the step may have to run again
+            // at its scale.
+            state.settle();
+            let scale = state.scale();
+            SEEN.with_borrow_mut(|seen| {
+                if let Some(seen) = seen {
+                    (seen.scale, seen.scaler) = (Some(scale), Some(scaler.clone()));
+                }
+            });
+            on_host(scale)
+        }
+    };
     state.observe(LossProbe::new(unscaled()));
     scale
 }

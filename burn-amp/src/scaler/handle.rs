@@ -3,13 +3,15 @@
 use std::borrow::Borrow;
 use std::sync::Arc;
 
+use burn::tensor::{Tensor, backend::AutodiffBackend};
 use burn::train::Interrupter;
 use burn_decorator::ranks;
 
 use super::{
+    active::{Said, saying},
     config::{Detection, GradScalerConfig, positive},
     overflow::Overflow,
-    registry,
+    registry::{self, BoundBy},
     state::{Shared, State},
 };
 use crate::{AmpError, FirstNonFinite};
@@ -23,19 +25,24 @@ use crate::{AmpError, FirstNonFinite};
 ///
 /// Use one scaler for one training run, with all of the run's optimizers and worker threads. As in PyTorch, the optimizers of a GAN
 /// share one, and the scale is updated once an iteration: it grows when all of them have taken their steps, or one steps again, and
-/// backs off at the first overflow. With two scalers on one thread call [`bind_thread`](Self::bind_thread) before each backward pass.
+/// backs off at the first overflow. Or each network has its own: see [`backward`](Self::backward).
 ///
-/// # Which scaler does `backward` use?
+/// # Which losses does a scaler scale?
 ///
-/// 1. That of its thread: [`new`](Self::new), [`wrap`](Self::wrap), [`bind_thread`](Self::bind_thread) and every step of a wrapped
-///    optimizer bind the thread they run on.
-/// 2. Otherwise, only in f16, which needs one: the scaler that stepped last on gradients on the loss's device, since the newest scaler was made;
-///    else the newest scaler of the process; else none, with a warning in the log.
+/// Those of its own model, on any thread: a parameter that one of its optimizers has updated took
+/// part in them. A loss of another training, which may be scaled by hand, is left as it is.
 ///
-/// So ranks that are threads, and several runs in one process, each use their own. The second rule is for the threads on which Burn's Learner
-/// trains with several devices: no step runs there. It finds the right scaler where runs follow each other. Where such runs are in one process
-/// at the same time it may find the other run's, so call `bind_thread` in each run's `TrainStep::step`. Gradients carry their own inverse
-/// scale, so they are right with any scaler.
+/// Before the first update of an optimizer its model is not known. Until then its scaler takes the
+/// losses on its thread: that where it was made, where it [wrapped](Self::wrap) the optimizer, or
+/// where a step was tried. If there are none, it takes those on threads without a scaler, only in
+/// f16, which needs a scale: a Learner with several devices computes its losses there.
+///
+/// What the program says comes first: [`scaler.backward(loss)`](Self::backward),
+/// [`GradScaler::unscaled`](Self::unscaled) and [`bind_thread`](Self::bind_thread). Where a loss is
+/// computed from the parameters of several scalers' models and nothing is said, it is taken by the
+/// last that was used on the thread, with a warning. Gradients carry their own inverse scale, so
+/// they are right with any scaler that does not overflow. A scaler without a wrapped optimizer
+/// scales no loss that is not given to it, because no step would be skipped.
 ///
 /// # Reading it
 ///
@@ -75,7 +82,7 @@ impl Clone for GradScaler {
         };
         if ranks::is_copying() {
             registry::register(scaler.shared());
-            scaler.bind_thread();
+            scaler.use_on_thread();
         }
         scaler
     }
@@ -94,7 +101,7 @@ impl GradScaler {
             shared: ranks::Shared::new(Shared::new(State::new(config))),
         };
         registry::register(scaler.shared());
-        scaler.bind_thread();
+        scaler.use_on_thread();
         Ok(scaler)
     }
 
@@ -118,9 +125,56 @@ impl GradScaler {
         self
     }
 
-    /// Makes this the scaler of all `backward` calls of the current thread.
+    /// The backward pass of a loss of this scaler's model, in place of `loss.backward()`: PyTorch's
+    /// `scaler.scale(loss).backward()`.
+    ///
+    /// Only needed where several scalers live on one thread and a loss is computed from parameters
+    /// of several, such as that of a GAN's generator, which runs through the discriminator; and for
+    /// a model whose weights were loaded since its last step.
+    ///
+    /// ```
+    /// use burn::{backend::Autodiff, optim::{GradientsParams, Optimizer, SgdConfig}, prelude::*};
+    /// use burn_amp::{Autocast, F16, GradScaler};
+    ///
+    /// type B = Autocast<Autodiff<burn_flex::Flex>, F16>;
+    /// let device = Default::default();
+    /// let model = || nn::LinearConfig::new(1, 1).init::<B>(&device);
+    /// let (mut generator, mut discriminator) = (model(), model());
+    /// let (scaler_g, scaler_d) = (GradScaler::default(), GradScaler::default());
+    /// let mut optimizer_g = scaler_g.wrap(SgdConfig::new().init::<B, nn::Linear<B>>());
+    /// let mut optimizer_d = scaler_d.wrap(SgdConfig::new().init::<B, nn::Linear<B>>());
+    ///
+    /// let noise = Tensor::<B, 2>::ones([4, 1], &device);
+    /// let loss = discriminator.forward(generator.forward(noise.clone()).detach()).mean();
+    /// let gradients = GradientsParams::from_grads(scaler_d.backward(loss), &discriminator);
+    /// discriminator = optimizer_d.step(1e-3, discriminator, gradients);
+    ///
+    /// let loss = discriminator.forward(generator.forward(noise)).mean().neg();
+    /// let gradients = GradientsParams::from_grads(scaler_g.backward(loss), &generator);
+    /// generator = optimizer_g.step(1e-3, generator, gradients);
+    /// # let _ = generator;
+    /// ```
+    pub fn backward<B: AutodiffBackend, const D: usize>(&self, loss: Tensor<B, D>) -> B::Gradients {
+        saying(Said::Scaler(self.clone()), || loss.backward())
+    }
+
+    /// Runs `backward`, in which no loss is scaled: for a loss that is scaled by hand.
+    ///
+    /// A training beside a scaler's is left alone without it, except on the scaler's own thread
+    /// before the first step of its optimizer.
+    pub fn unscaled<R>(backward: impl FnOnce() -> R) -> R {
+        saying(Said::Unscaled, backward)
+    }
+
+    /// Makes this the scaler of all losses that are differentiated on the current thread, until
+    /// another scaler is bound or used on it.
     pub fn bind_thread(&self) {
-        registry::bind_thread(self.shared());
+        registry::bind_thread(self.shared(), BoundBy::User);
+    }
+
+    /// Notes that the current thread uses this scaler.
+    pub(super) fn use_on_thread(&self) {
+        registry::bind_thread(self.shared(), BoundBy::Use);
     }
 
     /// Sets the scale of the next loss, also a fixed one, as PyTorch's `scaler.update(new_scale)`. The growth tracker stays.

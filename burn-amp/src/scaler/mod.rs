@@ -7,7 +7,8 @@
 //! | `handle` | [`GradScaler`], the handle that everything shares |
 //! | `state` | what a step's outcome does to scale, counters and errors |
 //! | `shared_scale` | one scale for several optimizers: an update an iteration |
-//! | `registry` | finds the scaler of a thread, a device, a process |
+//! | `registry` | finds the scaler of a loss: by its parameters, by the thread, by the process |
+//! | `models` | what a scaler knows of the models that it trains |
 //! | `active` | the scale that `backward` uses |
 //! | `gradients` | the gradients of one step, from one device or several |
 //! | `deferred` | flags that are read one step late |
@@ -22,6 +23,7 @@ mod deferred;
 mod gradients;
 mod handle;
 mod metric;
+mod models;
 mod optimizer;
 mod overflow;
 mod record;
@@ -29,7 +31,7 @@ mod registry;
 mod shared_scale;
 mod state;
 
-pub(crate) use active::{active_scale, keep_step, wants_step};
+pub(crate) use active::{active_scale, is_watching, saying, see, watching};
 pub use config::{Detection, GradScalerConfig};
 pub(crate) use deferred::Factor;
 pub use handle::GradScaler;

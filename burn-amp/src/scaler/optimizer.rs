@@ -7,6 +7,7 @@ use burn::{
     optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer},
     tensor::backend::AutodiffBackend,
 };
+use burn_decorator::cell::Scope;
 use burn_decorator::gradient::{
     self, MicroBatch, catch_overflow, catch_verdict, non_finite_on_any_rank,
 };
@@ -19,10 +20,10 @@ use super::{
     gradients::StepGradients,
     handle::GradScaler,
     record::ScaledRecord,
-    registry,
     shared_scale::{OptimizerId, Step},
 };
 use crate::AmpError;
+use crate::cast::{UNDER_WAY, UnderWay};
 use crate::policy::{Off, autocast};
 
 /// An optimizer under a [`GradScaler`]: made by [`GradScaler::wrap`].
@@ -76,9 +77,9 @@ impl GradScaler {
     /// # Ok::<(), burn_amp::AmpError>(())
     /// ```
     pub fn wrap<O>(&self, optimizer: O) -> ScaledOptimizer<O> {
-        self.bind_thread();
+        self.use_on_thread();
         let id = OptimizerId::default();
-        self.shared.lock().scale.register(&id);
+        self.shared.lock().register(&id);
         ScaledOptimizer {
             inner: optimizer,
             id,
@@ -86,6 +87,19 @@ impl GradScaler {
             pending: None,
             inside: None,
         }
+    }
+}
+
+impl GradScaler {
+    /// Runs `step`, whose updated parameters are marked as this scaler's, and returns whether there were any.
+    fn marking<R>(&self, step: impl FnOnce() -> R) -> (R, bool) {
+        let begun = UnderWay {
+            owner: self.shared().owner(),
+            updated: false,
+        };
+        let _under_way = Scope::enter(&UNDER_WAY, Some(begun));
+        let result = step();
+        (result, UNDER_WAY.get().is_some_and(|step| step.updated))
     }
 }
 
@@ -127,7 +141,7 @@ impl<O> ScaledOptimizer<O> {
     {
         self.settle();
         self.scaler.raise();
-        self.scaler.bind_thread();
+        self.scaler.use_on_thread();
 
         let (module, inside) = match self.inside {
             Some(inside) => (module, inside),
@@ -152,15 +166,20 @@ impl<O> ScaledOptimizer<O> {
             self.scaler.raise();
             return module;
         }
-        for device in inspection.devices() {
-            registry::bind_device::<B::InnerBackend>(self.scaler.shared(), device);
-        }
         let has_gradients = !inspection.ids().is_empty();
-        match (inside.checks, deferred && has_gradients) {
-            (true, _) => self.step_checking(lr, module, gradients),
-            (false, true) => self.step_and_undo(lr, module, gradients, inspection),
-            (false, false) => self.step_if_finite(lr, module, gradients, inspection),
-        }
+        let (module, updated) =
+            self.scaler
+                .clone()
+                .marking(|| match (inside.checks, deferred && has_gradients) {
+                    (true, _) => self.step_checking(lr, module, gradients),
+                    (false, true) => self.step_and_undo(lr, module, gradients, inspection),
+                    (false, false) => self.step_if_finite(lr, module, gradients, inspection),
+                });
+        // Where ranks train together, what was made may be this rank's shards, which no loss is
+        // computed from.
+        let updated = updated && !inside.ranks;
+        self.scaler.shared.lock().stepped(&self.id, updated);
+        module
     }
 
     /// Steps an accumulation that looks for non-finite gradients itself: it keeps them out of its sums on the device, and reads a
@@ -206,8 +225,14 @@ impl<O> ScaledOptimizer<O> {
             return self.inner.step(lr, module, grads);
         }
         // A window that is flushed may overflow when it is reduced.
-        let (module, culprits) = catch_overflow(|| self.inner.step(lr, module, grads));
-        self.scaler.shared.lock().absorb_known();
+        let flush = || catch_overflow(|| self.inner.step(lr, module, grads));
+        let ((module, culprits), updated) = self.scaler.marking(flush);
+        let mut state = self.scaler.shared.lock();
+        state.absorb_known();
+        if updated {
+            state.stepped(&self.id, true);
+        }
+        drop(state);
         if !culprits.is_empty() {
             self.record(culprits);
         }

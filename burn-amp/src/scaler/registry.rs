@@ -1,143 +1,189 @@
-//! Finds the scaler of a thread, of a device, or of the process. It holds weak references only.
+//! Finds the scaler of a loss: by the parameters that the loss is computed from, by the thread, by
+//! the process. It holds weak references only.
 
-use std::{
-    any::TypeId,
-    cell::RefCell,
-    collections::HashMap,
-    sync::{Arc, LazyLock, Once, Weak},
-};
+use std::cell::RefCell;
+use std::sync::{Arc, LazyLock, Weak};
 
-use burn::{
-    prelude::DeviceOps,
-    tensor::{Device, backend::Backend, backend::DeviceId},
-};
 use parking_lot::Mutex;
 
 use super::state::Shared;
+use crate::cast::{Lineage, Owner};
 
 thread_local! {
-    static OF_THREAD: RefCell<Weak<Shared>> = const { RefCell::new(Weak::new()) };
+    /// The last bound is the last.
+    static OF_THREAD: RefCell<Vec<Binding>> = const { RefCell::new(Vec::new()) };
 }
 
-static PROCESS: LazyLock<Mutex<Process>> = LazyLock::new(Mutex::default);
+/// The scalers of the process, the oldest first.
+static LIVE: LazyLock<Mutex<Vec<Weak<Shared>>>> = LazyLock::new(Mutex::default);
 
-#[derive(Default)]
-struct Process {
-    /// The oldest first.
-    live: Vec<Weak<Shared>>,
-    /// The scaler that stepped last on a device, since the newest one was made.
-    of_device: HashMap<DeviceKey, Weak<Shared>>,
+/// A scaler that is used on a thread.
+#[derive(Clone)]
+struct Binding {
+    scaler: Weak<Shared>,
+    by: BoundBy,
 }
 
-/// Devices of different backends may have the same [`DeviceId`].
-type DeviceKey = (TypeId, DeviceId);
-
-fn key<B: Backend>(device: &Device<B>) -> DeviceKey {
-    (TypeId::of::<Device<B>>(), device.to_id())
+/// Who bound a scaler to a thread.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum BoundBy {
+    /// The user, so that all losses of the thread are its.
+    User,
+    /// Its use: it was made there, or wrapped an optimizer, or one of its optimizers took a step.
+    Use,
 }
 
 /// Adds a new scaler.
 pub(super) fn register(scaler: &Arc<Shared>) {
-    PROCESS.lock().register(scaler);
+    let mut live = LIVE.lock();
+    live.retain(|known| known.strong_count() > 0);
+    let scaler = Arc::downgrade(scaler);
+    if !live.iter().any(|known| known.ptr_eq(&scaler)) {
+        live.push(scaler);
+    }
 }
 
-/// Binds the current thread to `scaler`.
-pub(super) fn bind_thread(scaler: &Arc<Shared>) {
-    OF_THREAD.set(Arc::downgrade(scaler));
-}
-
-/// Binds `device` to `scaler`.
-pub(super) fn bind_device<B: Backend>(scaler: &Arc<Shared>, device: &Device<B>) {
-    PROCESS.lock().bind_device(scaler, key::<B>(device));
-}
-
-/// The scaler of this thread.
-pub(super) fn of_thread() -> Option<Arc<Shared>> {
-    OF_THREAD.with_borrow(Weak::upgrade)
-}
-
-/// The scaler of this thread; else, where the loss `needs` one, that of `device`, or the newest.
-///
-/// A loss that needs none must not use the scaler of another run.
-pub(super) fn lookup<B: Backend>(device: &Device<B>, needs: bool) -> Option<Arc<Shared>> {
-    of_thread().or_else(|| needs.then(|| PROCESS.lock().lookup(key::<B>(device)))?)
-}
-
-impl Process {
-    fn register(&mut self, scaler: &Arc<Shared>) {
-        self.live.retain(|known| known.strong_count() > 0);
-        // A training that begins must not find the scaler of an earlier one, which may still be alive.
-        self.of_device.clear();
+/// Makes `scaler` the last bound of the current thread.
+pub(super) fn bind_thread(scaler: &Arc<Shared>, by: BoundBy) {
+    OF_THREAD.with_borrow_mut(|bindings| {
         let scaler = Arc::downgrade(scaler);
-        if !self.live.iter().any(|known| known.ptr_eq(&scaler)) {
-            self.live.push(scaler);
-        }
-    }
-
-    fn bind_device(&mut self, scaler: &Arc<Shared>, device: DeviceKey) {
-        self.of_device.insert(device, Arc::downgrade(scaler));
-    }
-
-    fn lookup(&self, device: DeviceKey) -> Option<Arc<Shared>> {
-        let of_device = self.of_device.get(&device).into_iter();
-        let mut scalers = of_device.chain(self.live.iter().rev());
-        let found = scalers.find_map(Weak::upgrade);
-        if found.is_none() {
-            warn_unscaled();
-        }
-        found
-    }
-}
-
-/// Warns once that f16 gradients may underflow.
-fn warn_unscaled() {
-    static WARNED: Once = Once::new();
-    WARNED.call_once(|| {
-        log::warn!(
-            "backward in f16 without a loss scale: gradients below 6e-8 become 0; make a GradScaler and wrap the \
-             optimizer, `GradScaler::new(GradScalerConfig::default())?.wrap(optimizer)`, or say with \
-             `GradScaler::disabled()` that none is wanted"
-        );
+        let is_by_user =
+            |known: &Binding| known.scaler.ptr_eq(&scaler) && known.by == BoundBy::User;
+        // Its use does not take back what the user said.
+        let by = if bindings.last().is_some_and(is_by_user) {
+            BoundBy::User
+        } else {
+            by
+        };
+        bindings.retain(|known| known.scaler.strong_count() > 0 && !known.scaler.ptr_eq(&scaler));
+        bindings.push(Binding { scaler, by });
     });
 }
 
-#[cfg(test)]
-mod tests {
-    use burn_flex::Flex;
+/// How many scalers live that are bound to this thread.
+pub(super) fn count_of_thread() -> usize {
+    OF_THREAD.with_borrow(|bindings| {
+        let live = bindings.iter();
+        live.filter(|known| known.scaler.strong_count() > 0).count()
+    })
+}
 
-    use super::*;
-    use crate::GradScaler;
-
-    fn device() -> DeviceKey {
-        key::<Flex>(&Default::default())
+/// The scaler of a loss with this lineage that is differentiated on this thread, which `needs` one
+/// (f16) or not.
+///
+/// A scaler takes the losses of its own model: those that are computed from a parameter that one of
+/// its optimizers has updated. Before the first update of an optimizer its model is not known;
+/// until then the scaler takes what is differentiated on its thread, and if it has none, as on the
+/// threads of a Learner with several devices, on any. So a backward pass of another training is
+/// left alone.
+pub(super) fn lookup(lineage: Lineage, needs: bool) -> Option<Arc<Shared>> {
+    let of_thread: Vec<_> = OF_THREAD.with_borrow(|bindings| {
+        let live = bindings.iter().rev();
+        live.filter_map(|known| Some((known.scaler.upgrade()?, known.by)))
+            .collect()
+    });
+    let awaits_model = |scaler: &Arc<Shared>| scaler.lock().awaits_model();
+    let current = of_thread.first().map(|(scaler, by)| (scaler.clone(), *by));
+    let others = of_thread.iter().skip(1).map(|(scaler, _)| scaler);
+    let mut others = others.filter(|other| awaits_model(other));
+    let found = match (current, lineage) {
+        (Some((current, BoundBy::User)), _) => Some(current),
+        (Some((current, BoundBy::Use)), _)
+            if awaits_model(&current) && may_be_of(&current, lineage) =>
+        {
+            if others.next().is_some() {
+                warn_several();
+            }
+            Some(current)
+        }
+        (current, Lineage::Trained(Owner::Several)) => {
+            warn_several();
+            current.map(|(current, _)| current).or_else(newest)
+        }
+        (_, Lineage::Trained(Owner::Scaler(number))) => {
+            let marked = with_number(number);
+            let trains = marked.filter(|scaler| scaler.lock().models.is_any_live());
+            trains.or_else(|| others.next().cloned())
+        }
+        _ => others.next().cloned(),
+    };
+    if let Some(found) = found {
+        let is_of_thread = of_thread
+            .iter()
+            .any(|(known, _)| Arc::ptr_eq(known, &found));
+        found.found(lineage, is_of_thread);
+        return Some(found);
     }
-
-    fn finds(process: &Process, scaler: &GradScaler) -> bool {
-        let found = process.lookup(device());
-        found.is_some_and(|found| Arc::ptr_eq(&found, scaler.shared()))
+    if let Some((current, _)) = of_thread.first() {
+        current.lock().models.leave_alone();
     }
-
-    #[test]
-    fn the_scaler_of_a_device_is_the_last_that_stepped_on_it_else_the_newest() {
-        let mut process = Process::default();
-        assert!(process.lookup(device()).is_none());
-
-        let first = GradScaler::default();
-        process.register(first.shared());
-        assert!(finds(&process, &first));
-        process.bind_device(first.shared(), device());
-
-        // Another training begins; the scaler of the first is still alive.
-        let second = GradScaler::default();
-        process.register(second.shared());
-        assert!(finds(&process, &second));
-        process.bind_device(second.shared(), device());
-        process.bind_device(first.shared(), device());
-        assert!(finds(&process, &first));
-
-        let watch = Arc::downgrade(first.shared());
-        drop(first);
-        assert_eq!(watch.strong_count(), 0, "a registered scaler is kept alive");
-        assert!(finds(&process, &second));
+    if !needs {
+        // A loss that needs no scale must not use the scaler of another training.
+        return None;
     }
+    let elsewhere = of_thread.is_empty().then(without_thread).flatten();
+    if elsewhere.is_none() {
+        match newest() {
+            Some(_) => warn_left_alone(),
+            None => warn_unscaled(),
+        }
+    }
+    elsewhere
+}
+
+/// Whether a loss may be of the model of a scaler that does not know its model: nobody has marked
+/// it, or a scaler whose training had ended.
+fn may_be_of(scaler: &Arc<Shared>, lineage: Lineage) -> bool {
+    match lineage {
+        Lineage::Forward | Lineage::Gradient => true,
+        Lineage::Trained(Owner::Several) => false,
+        Lineage::Trained(Owner::Scaler(number)) => with_number(number).is_none_or(|marked| {
+            let last_step = marked.lock().models.last_step();
+            scaler.lock().models.follows(last_step)
+        }),
+    }
+}
+
+fn newest() -> Option<Arc<Shared>> {
+    LIVE.lock().iter().rev().find_map(Weak::upgrade)
+}
+
+fn with_number(number: u32) -> Option<Arc<Shared>> {
+    let live = LIVE.lock();
+    let mut live = live.iter().filter_map(Weak::upgrade);
+    live.find(|scaler| scaler.number() == number)
+}
+
+/// The newest scaler whose model is not known and whose losses are not differentiated on its own
+/// thread.
+fn without_thread() -> Option<Arc<Shared>> {
+    let live: Vec<_> = LIVE.lock().iter().rev().filter_map(Weak::upgrade).collect();
+    live.into_iter()
+        .find(|scaler| scaler.lock().awaits_model_on_any_thread())
+}
+
+/// Warns that f16 gradients may underflow.
+fn warn_unscaled() {
+    burn_decorator::warn_user!(
+        "backward in f16 without a loss scale: gradients below 6e-8 become 0; make a GradScaler and wrap the \
+         optimizer, `GradScaler::new(GradScalerConfig::default())?.wrap(optimizer)`, or say with \
+         `GradScaler::disabled()` that none is wanted"
+    );
+}
+
+/// Warns that a scaler lives and does not scale this loss.
+fn warn_left_alone() {
+    burn_decorator::warn_user!(
+        "backward in f16 of a loss that is not scaled: no parameter took part in it that an optimizer of a live GradScaler \
+         has updated; where it is a loss of a scaler's own model, write `scaler.backward(loss)` in place of \
+         `loss.backward()`; where it is scaled by hand, `GradScaler::unscaled(|| loss.backward())`"
+    );
+}
+
+/// Warns that a loss may be another scaler's.
+fn warn_several() {
+    burn_decorator::warn_user!(
+        "several loss scalers live on one thread, and a loss may be of any of them: write `scaler.backward(loss)` in place \
+         of `loss.backward()`, or let all optimizers share one scaler"
+    );
 }

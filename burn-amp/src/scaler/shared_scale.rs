@@ -8,6 +8,12 @@ use crate::{GradScalerConfig, LossScale, ScaleUpdate};
 #[derive(Clone, Debug, Default)]
 pub(super) struct OptimizerId(Arc<()>);
 
+impl OptimizerId {
+    pub(super) fn downgrade(&self) -> Weak<()> {
+        Arc::downgrade(&self.0)
+    }
+}
+
 /// A step of a wrapped optimizer.
 #[derive(Clone, Debug)]
 pub(super) struct Step {

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use burn::tensor::backend::Backend;
 use burn::train::Interrupter;
@@ -14,25 +15,51 @@ use serde::{Deserialize, Serialize};
 use super::{
     config::{Detection, GradScalerConfig},
     deferred::{Pending, Possible},
+    models::Models,
     overflow::{LossProbe, Overflow, OverflowCause},
-    shared_scale::{SharedScale, Step},
+    registry,
+    shared_scale::{OptimizerId, SharedScale, Step},
 };
+use crate::cast::{Lineage, Owner};
 use crate::{AmpError, FirstNonFinite, LossScale, LossScaleState, ScaleUpdate};
 
-/// A step that can be run once more.
-pub(crate) type LastStep = Box<dyn FnOnce() -> Option<FirstNonFinite> + Send>;
-
 /// What all handles of one scaler share.
-pub(super) struct Shared(Mutex<State>);
+pub(super) struct Shared {
+    number: u32,
+    state: Mutex<State>,
+}
 
 impl Shared {
     pub(super) fn new(state: State) -> Self {
-        Self(Mutex::new(state))
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        Self {
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
+            state: Mutex::new(state),
+        }
+    }
+
+    /// Its number among the scalers of the process.
+    pub(super) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// A loss of this lineage is differentiated at this scale.
+    pub(super) fn found(&self, lineage: Lineage, is_on_own_thread: bool) {
+        let is_marked = match lineage {
+            Lineage::Trained(owner) => owner == self.owner() || owner == Owner::Several,
+            Lineage::Forward | Lineage::Gradient => false,
+        };
+        self.lock().models.found(is_marked, is_on_own_thread);
+    }
+
+    /// Its mark on the parameters that its optimizers update.
+    pub(super) fn owner(&self) -> Owner {
+        Owner::Scaler(self.number)
     }
 
     /// The state as of the last flag that was read. Never waits.
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock()
+        self.state.lock()
     }
 
     /// The state as of the last step. Waits for its flag.
@@ -67,10 +94,9 @@ pub(crate) struct State {
     pub(super) detection: Detection,
     pub(super) interrupter: Option<Interrupter>,
     pub(super) counters: Counters,
+    pub(super) models: Models,
     pub(super) last_overflow: Option<Overflow>,
-    /// Whether [`explain_overflow`](crate::explain_overflow) has looked for it.
-    pub(super) is_explained: bool,
-    pub(super) last_step: Option<LastStep>,
+    /// What [`explain_overflow`](crate::explain_overflow) has found.
     pub(super) first_non_finite: Option<FirstNonFinite>,
     /// Whether a record with a scale was loaded since the last step.
     is_restored: bool,
@@ -110,9 +136,8 @@ impl State {
             detection: Detection::default(),
             interrupter: None,
             counters: Counters::default(),
+            models: Models::default(),
             last_overflow: None,
-            is_explained: false,
-            last_step: None,
             first_non_finite: None,
             is_restored: false,
             error: None,
@@ -130,6 +155,7 @@ impl State {
             detection: self.detection,
             interrupter: self.interrupter.clone(),
             counters: self.counters,
+            models: self.models.for_rank(),
             last_overflow: self.last_overflow.clone(),
             error: self.error.clone(),
             ..Self::new(&self.config)
@@ -141,6 +167,7 @@ impl State {
         *self = Self {
             detection: self.detection,
             interrupter: self.interrupter.take(),
+            models: core::mem::take(&mut self.models),
             scale: self.scale.reset(&self.config),
             ..Self::new(&self.config)
         };
@@ -148,6 +175,28 @@ impl State {
 
     pub(super) fn is_enabled(&self) -> bool {
         self.config.enabled
+    }
+
+    /// Adds an optimizer that shares this scale.
+    pub(super) fn register(&mut self, optimizer: &OptimizerId) {
+        self.scale.register(optimizer);
+        self.models.register(optimizer);
+    }
+
+    /// Whether a loss on a thread of this scaler that no scaler has marked is taken for one of its
+    /// own. One that is disabled scales none.
+    pub(super) fn awaits_model(&self) -> bool {
+        !self.is_enabled() || self.models.awaits()
+    }
+
+    /// Likewise, on a thread without a scaler.
+    pub(super) fn awaits_model_on_any_thread(&self) -> bool {
+        self.is_enabled() && self.models.awaits_on_any_thread()
+    }
+
+    /// An optimizer took a step, which `updated` parameters or not.
+    pub(super) fn stepped(&mut self, optimizer: &OptimizerId, updated: bool) {
+        self.models.stepped(optimizer, updated);
     }
 
     /// The scale of the next loss, as far as the outcomes of the steps are known.
@@ -275,6 +324,7 @@ impl State {
         if !self.is_enabled() || saved.is_none() && self.is_restored {
             return;
         }
+        self.models.forget();
         self.reset();
         self.is_restored = saved.is_some();
         match saved {
@@ -313,6 +363,7 @@ impl State {
             scale,
             step,
             parameters: overflow.parameters.clone(),
+            scalers: registry::count_of_thread(),
         })
     }
 

@@ -2,8 +2,11 @@
 
 use std::time::Instant;
 
+use burn::module::AutodiffModule;
 use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
+
+use burn_decorator::module::independent;
 
 use crate::context;
 use crate::extent::Extent;
@@ -18,6 +21,10 @@ use crate::stats::RematStats;
 /// itself, so leave a margin to the limit of a device. Times are the shortest of three. What follows the chain is measured by
 /// [`profile_tail`].
 ///
+/// The blocks stay as they are: their copies run, which share no running statistics with them
+/// ([`independent`]). Random numbers are drawn from the backend's generator, which Burn 0.21 can
+/// seed but not read: call `Backend::seed` afterwards where those that follow matter.
+///
 /// # Cost
 ///
 /// Seven forward and six backward passes over the chain, one block's memory at a time. Resets the thread's [`RematStats`]. A budget of the
@@ -26,7 +33,7 @@ use crate::stats::RematStats;
 /// # Errors
 ///
 /// [`PlanError::NoRemat`] if a block's backend has no `Remat` in it.
-pub fn profile_chain<B: AutodiffBackend, const D: usize, Block>(
+pub fn profile_chain<B: AutodiffBackend, const D: usize, Block: AutodiffModule<B>>(
     blocks: &[Block],
     x: Tensor<B, D>,
     forward: impl Fn(&Block, Tensor<B, D>) -> Tensor<B, D>,
@@ -38,7 +45,8 @@ pub fn profile_chain<B: AutodiffBackend, const D: usize, Block>(
             ..Profile::default()
         };
         for (number, block) in blocks.iter().enumerate() {
-            let (measured, out) = of_block(&x, |x| forward(block, x));
+            let block = independent::<B, Block>(block);
+            let (measured, out) = of_block(&x, |x| forward(&block, x));
             if !context::met() {
                 return Err(PlanError::NoRemat { block: number });
             }
@@ -50,6 +58,9 @@ pub fn profile_chain<B: AutodiffBackend, const D: usize, Block>(
 }
 
 /// Runs what follows a chain, from the chain's output to the loss, forward and backward and measures it: the [`Profile::tail`].
+///
+/// `loss` runs as it is: where it uses a module with running statistics, such as BatchNorm, give it
+/// an [`independent`] copy.
 ///
 /// # Cost
 ///
@@ -108,7 +119,9 @@ fn step<B: AutodiffBackend, const D: usize, const R: usize>(
     let synchronize = || {
         // A backend that failed reports it when a result is next read; here only a time would be wrong.
         if let Err(error) = B::sync(&device) {
-            log::warn!("the device could not be waited for, times are wrong: {error}");
+            burn_decorator::warn_user!(
+                "the device could not be waited for, times are wrong: {error}"
+            );
         }
     };
     let begin = || {

@@ -65,11 +65,12 @@ fn gradient_elsewhere<P: Policy>() -> f32 {
 fn a_run_without_a_scaler_does_not_meet_that_of_another() {
     let _turn = super::turn();
     let scaler = GradScaler::new(GradScalerConfig::default()).expect("valid");
+    let optimizer = scaler.wrap(AdamConfig::new().init::<B, Linear<B>>());
     assert_eq!(gradient_elsewhere::<Off>(), 1e35);
     assert_eq!(gradient_elsewhere::<Bf16>(), 1e35);
     // A worker of an f16 run finds the only scaler of the process.
     assert_eq!(gradient_elsewhere::<F16>(), f32::INFINITY);
-    drop(scaler);
+    drop((scaler, optimizer));
     assert_eq!(gradient_elsewhere::<F16>(), 1e35);
 }
 
