@@ -1,39 +1,33 @@
-//! Reads to the host, on a thread of their own.
-//!
-//! cubecl-cuda and cubecl-hip wait for the device at the first poll of a read, so a training thread polls none: a second thread of
-//! its own reads the tensors that a scope offloads, as one transaction a device, by views that belong to the [`reading_stream`].
+//! Reads of what a scope offloads: one transaction a device, by views that belong to the stream on which this thread's
+//! [reader](burn_decorator::on_reader) reads.
 
 use std::any::Any;
-use std::cell::{Cell, OnceCell, RefCell};
-use std::marker::PhantomData;
+use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use burn_backend::ops::TransactionPrimitive;
-use burn_backend::{Backend, Bytes, Shape, StreamId, TensorData, read_sync};
-use burn_decorator::reading_stream;
+use burn_backend::{Backend, StreamId, TensorData, read_sync};
+use burn_decorator::{ReadError, finish_reads, on_reader, reading_stream, shared, wait_for_read};
 
 use crate::kind::Value;
 
+pub use burn_decorator::ReadsInPlace;
+
 /// What a read gave: the data, whose clones share one allocation, or why it could not be read.
-pub(crate) type Read = Result<TensorData, String>;
+pub(crate) type Read = Result<TensorData, ReadError>;
 
 /// Tensors of one device that are read in one transaction: some backends read all by the first one's device.
 struct Batch<B: Backend>(Vec<(Value<B>, SyncSender<Read>)>);
 
 /// A [`Batch`] of any backend.
 trait AnyBatch: Any {
-    fn job(self: Box<Self>) -> Job;
+    fn job(self: Box<Self>) -> Box<dyn FnOnce() + Send>;
 }
-
-type Job = Box<dyn FnOnce() + Send>;
 
 thread_local! {
     /// The batches to read when the scope ends.
     static BATCHES: RefCell<Vec<Box<dyn AnyBatch>>> = const { RefCell::new(Vec::new()) };
-    static READER: OnceCell<Sender<Job>> = const { OnceCell::new() };
-    /// The number of this thread's [`ReadsInPlace`] guards.
-    static IN_PLACE: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Reads a tensor with the next batch.
@@ -58,42 +52,18 @@ pub(crate) fn add<B: Backend>(value: &Value<B>) -> Receiver<Read> {
 pub(crate) fn start() {
     let stream = reading_stream(StreamId::current());
     for batch in BATCHES.take() {
-        run(stream.executes(|| batch.job()));
+        on_reader(stream.executes(|| batch.job()));
     }
 }
 
 /// Waits for all reads that this thread started.
 pub(crate) fn finish() {
     start();
-    let (done, wait) = channel::<()>();
-    if READER.with(|reader| reader.get().is_some()) {
-        run(Box::new(move || drop(done)));
-        // Returns with an error once the job drops `done`: nothing is sent.
-        let _ = wait.recv();
-    }
-}
-
-/// Runs a job on this thread's reader, after those before it.
-fn run(job: Job) {
-    if IN_PLACE.get() > 0 {
-        return job();
-    }
-    let stream = reading_stream(StreamId::current());
-    let job: Job = Box::new(move || stream.executes(job));
-    READER.with(|reader| {
-        let sender = reader.get_or_init(|| {
-            let (sender, jobs) = channel::<Job>();
-            let work = move || jobs.into_iter().for_each(|job| job());
-            let named = std::thread::Builder::new().name("burn-checkpoint reads".to_owned());
-            named.spawn(work).expect("the system has threads");
-            sender
-        });
-        sender.send(job).expect("a reader catches panics");
-    });
+    finish_reads();
 }
 
 impl<B: Backend> AnyBatch for Batch<B> {
-    fn job(self: Box<Self>) -> Job {
+    fn job(self: Box<Self>) -> Box<dyn FnOnce() + Send> {
         let mut reads = self.0;
         reads.sort_by_key(|(value, _)| place(value));
         let several = matches!(reads.get(1), Some((value, _)) if !matches!(value, Value::Quant(_)));
@@ -108,35 +78,19 @@ impl<B: Backend> AnyBatch for Batch<B> {
             let read = || read_sync(together?);
             let mut all = catch_unwind(AssertUnwindSafe(read)).ok().flatten();
             for (download, (shape, sender)) in reads {
-                let one = || {
-                    let data = match all.as_mut().and_then(Iterator::next) {
-                        Some(data) => data,
-                        None => read_sync(download).map_err(|error| error.to_string())?,
-                    };
-                    Ok(shared(data, shape))
+                let data = match all.as_mut().and_then(Iterator::next) {
+                    Some(data) => Ok(data),
+                    None => wait_for_read(download),
                 };
-                let panicked = |_| Err("the backend panicked".to_owned());
-                let read = catch_unwind(AssertUnwindSafe(one)).unwrap_or_else(panicked);
                 // The tensor may have been dropped meanwhile.
-                let _ = sender.send(read);
+                let _ = sender.send(data.map(|mut data| {
+                    data.shape = shape;
+                    // An upload consumes data, and the copy must outlive a failed upload.
+                    shared(data)
+                }));
             }
         })
     }
-}
-
-/// The same data in this shape, with clones that share one allocation: an upload consumes data, and the copy must outlive a failed upload.
-fn shared(data: TensorData, shape: Shape) -> TensorData {
-    struct Owner(Bytes);
-    impl AsRef<[u8]> for Owner {
-        fn as_ref(&self) -> &[u8] {
-            &self.0
-        }
-    }
-    let (_, dtype) = burn_decorator::shape_and_dtype!(data);
-    let bytes = data.into_bytes();
-    let property = bytes.property();
-    let bytes = bytes::Bytes::from_owner(Owner(bytes));
-    TensorData::from_bytes(Bytes::from_shared(bytes, property), shape, dtype)
 }
 
 /// The order of the kinds in the data of a transaction. Quantized tensors are last: some backends leave them out, so they are read singly.
@@ -167,25 +121,5 @@ fn transaction<B: Backend>(
         let data = read.await.ok()?;
         let floats = data.read_floats.into_iter();
         Some(floats.chain(data.read_ints).chain(data.read_bools))
-    }
-}
-
-/// While it lives, this thread itself reads what its scopes offload, at the end of each scope: for backends with tensors in host memory,
-/// where a second thread would only make the time of each release vary.
-#[derive(Debug)]
-#[must_use = "ends when this is dropped"]
-pub struct ReadsInPlace(PhantomData<*const ()>);
-
-impl ReadsInPlace {
-    /// Reads on this thread until the last of its guards is dropped.
-    pub fn on() -> Self {
-        IN_PLACE.set(IN_PLACE.get() + 1);
-        Self(PhantomData)
-    }
-}
-
-impl Drop for ReadsInPlace {
-    fn drop(&mut self) {
-        IN_PLACE.set(IN_PLACE.get() - 1);
     }
 }

@@ -4,6 +4,7 @@ use std::sync::mpsc::Receiver;
 
 use burn_backend::Backend;
 use burn_backend::tensor::Device;
+use burn_decorator::ReadError;
 
 use crate::download::{self, Read};
 use crate::kind::{Upload, Value};
@@ -51,14 +52,13 @@ impl<B: Backend> HostCopy<B> {
     }
 
     /// The tensor on the device, waiting for its data if need be, or why that could not be read. The copy stays if the backend panics.
-    pub fn tensor(&mut self, device: &Device<B>) -> Result<Value<B>, String> {
+    pub fn tensor(&mut self, device: &Device<B>) -> Result<Value<B>, ReadError> {
         if let Some(value) = &self.ahead {
             return Ok(value.clone());
         }
         if self.arrived().is_none() {
             download::start();
-            let ended = |_| Err("the thread that reads it has ended".to_owned());
-            self.read = Some(self.arrival.recv().unwrap_or_else(ended));
+            self.read = Some(self.arrival.recv().unwrap_or(Err(ReadError::Ended)));
         }
         let upload = self.upload;
         let data = self.arrived().expect("it was waited for").clone()?;

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor, QuantizedTensor};
 use burn_backend::{Backend, DType, ExecutionError, Shape, TensorData, TensorMetadata};
-use burn_decorator::device_of;
+use burn_decorator::{device_of, view_shape};
 
 /// A kind of tensor of a backend: [`Float`], [`Int`], [`Bool`] or [`Quant`].
 pub trait Kind<B: Backend>: Clone + Debug + Send + Sync + 'static {
@@ -68,10 +68,9 @@ pub enum Value<B: Backend> {
 }
 
 impl<B: Backend> Value<B> {
-    /// A view that an operation of the current stream makes. It has a leading dimension of one, because a backend may skip a reshape to the
-    /// same shape. A quantized tensor is returned as it is.
+    /// A view that an operation of the current stream makes. A quantized tensor is returned as it is.
     pub(crate) fn view(self) -> Self {
-        let shape = Shape::from_iter(std::iter::once(1).chain(self.shape().iter().copied()));
+        let shape = view_shape(&self.shape());
         match self {
             Self::Float(x) => Self::Float(B::float_reshape(x, shape)),
             Self::Int(x) => Self::Int(B::int_reshape(x, shape)),

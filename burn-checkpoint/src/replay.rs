@@ -99,7 +99,7 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
         Ok(value) => value,
         Err(reason) => {
             drop(state);
-            let result = meta.result();
+            let (result, reason) = (meta.result(), reason.to_string());
             panic!("{}", RematError::HostCopyLost { result, reason });
         }
     };

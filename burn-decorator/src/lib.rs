@@ -75,14 +75,19 @@
 //! something runs; [`gradient`], what backends and optimizers must know about gradients; [`tape`],
 //! how code above decorators reaches autodiff's tensors below them; [`fused`], whether attention is
 //! one operation there; [`warn`], warnings that reach a user without a logger; [`weight`], what a
-//! loss was multiplied by; [`reading_stream`], where another thread reads tensors;
-//! [`ensure_mended`], which refuses LibTorch without its mends; [`upload`], parameters that come
-//! from host memory when they are used; [`repeated_block`], which parameters a model uses together.
+//! loss was multiplied by; [`ensure_mended`], which refuses LibTorch without its mends;
+//! [`repeated_block`], which parameters a model uses together.
 //! With the feature `autodiff`: `autodiff`, operations of one's own on its tape. With `module`:
 //! `module`, tensors of a module by path; `exact`, records that no recorder rounds to half
 //! precision; `device`, a module's device. With `train`: `non_finite`, which gradients are infinite
 //! or NaN; `gauge`, a number as a metric of the Learner. [`profile`] is what a device can do, for
 //! those that tell time from it.
+//!
+//! # Between host and device
+//!
+//! [`HostRead`] copies a tensor to the host while the thread that trains goes on: [`on_reader`] is the thread that waits for it, [`reading_stream`]
+//! the stream that it reads on. [`upload`] is for parameters that come from host memory when they are used, and [`shared`] makes data that
+//! such uploads take without a copy.
 //!
 //! Moving to another Burn release means editing `src/table/release.rs`, which has the rows that only this release has; a test of the
 //! workspace walks the traits of the pinned Burn source and names every operation without a row.
@@ -111,7 +116,9 @@ pub mod module;
 pub mod non_finite;
 pub mod profile;
 pub mod ranks;
+mod reads;
 pub mod record;
+mod shared;
 pub mod simulated;
 mod stream;
 mod table;
@@ -127,6 +134,10 @@ pub mod weight;
 mod without_ddp;
 
 pub use block::repeated_block;
+pub use reads::{
+    HostRead, Read, ReadError, ReadsInPlace, finish_reads, on_reader, view_shape, wait_for_read,
+};
+pub use shared::shared;
 pub use stream::reading_stream;
 pub use unmended::ensure_mended;
 pub use upload::{end_uploads, upload};

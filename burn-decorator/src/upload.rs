@@ -5,20 +5,15 @@
 //! two uploads of the largest size.
 
 use core::cell::RefCell;
-use core::future::Future;
 use core::mem;
-use core::pin::Pin;
-use core::task::{Context, Waker};
 
 use burn_backend::tensor::{Device, FloatTensor};
-use burn_backend::{Backend, ExecutionError, IntDType, Shape, StreamId, TensorData, read_sync};
+use burn_backend::{Backend, IntDType, Shape, StreamId, TensorData};
 
-use crate::reading_stream;
+use crate::{HostRead, reading_stream};
 
 /// Uploads of fewer bytes do not run the queue.
 const LEAST_BYTES: usize = 1 << 20;
-
-type Data = Result<TensorData, ExecutionError>;
 
 #[derive(Default)]
 struct Uploads {
@@ -27,7 +22,7 @@ struct Uploads {
     /// Since the queue ran.
     queued_bytes: usize,
     /// The read that has run the queue last.
-    read: Option<Pin<Box<dyn Future<Output = Data> + Send>>>,
+    read: Option<HostRead>,
 }
 
 thread_local! {
@@ -78,24 +73,11 @@ fn run_queue<B: Backend>(device: &Device<B>) {
         (mem::take(&mut uploads.queued_bytes) > 0).then(|| uploads.read.take())
     });
     let Some(before) = before else { return };
-    // A dropped read that has not ended is a panic on wgpu.
-    before.map(read_sync);
+    // It may have failed: the operation that follows tells.
+    before.map(HostRead::wait);
     let queued = B::int_zeros(Shape::new([1]), device, IntDType::I32);
     // On another stream an operation runs the queue of its operand's, and a read that of its own.
-    let read = reading_stream(StreamId::current()).executes(|| {
-        let result = B::int_reshape(queued, Shape::new([1, 1]));
-        let mut read: Pin<Box<dyn Future<Output = Data> + Send>> =
-            Box::pin(B::int_into_data(result));
-        // It starts when it is first polled.
-        let started = read.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        started.is_pending().then_some(read)
-    });
-    UPLOADS.with_borrow_mut(|uploads| uploads.read = read);
-}
-
-impl Drop for Uploads {
-    /// At the end of the thread, when nothing can be waited for: four bytes are lost to the device.
-    fn drop(&mut self) {
-        mem::forget(self.read.take());
-    }
+    let read = reading_stream(StreamId::current())
+        .executes(|| B::int_into_data(B::int_reshape(queued, Shape::new([1, 1]))));
+    UPLOADS.with_borrow_mut(|uploads| uploads.read = Some(HostRead::of(read)));
 }

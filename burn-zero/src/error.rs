@@ -69,6 +69,15 @@ pub enum ZeroError {
         reason: String,
     },
 
+    /// A tensor that cannot be read from its device.
+    #[error("{what} cannot be read from its device: {reason}")]
+    Read {
+        /// The tensor, such as `the gradient of blocks.0.weight`.
+        what: String,
+        /// The backend's reason.
+        reason: String,
+    },
+
     /// The host has no memory for a buffer.
     #[error("{what}: no host memory for a buffer of {bytes} bytes: {reason}")]
     OutOfMemory {

@@ -1,46 +1,30 @@
-//! Asynchronous copies of tensors to the host, and checks of the copied data.
-
-use core::{
-    future::{Future, ready},
-    pin::Pin,
-    task::{Context, Poll, Waker},
-};
+//! Reads of tensors that are needed at once, and checks of the data.
 
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, Element, ExecutionError, TensorData, read_sync};
+use burn_backend::{Backend, DType, Element, TensorData, read_sync};
+use burn_decorator::ReadError;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
+use crate::ZeroError;
 use crate::group::BufferDtype;
 
-type Data = Result<TensorData, ExecutionError>;
+/// The elements of a tensor, in their own type: waits for the device. What other work goes on beside is a
+/// [`HostRead`](burn_decorator::HostRead).
+pub(crate) fn read<B: Backend>(tensor: FloatTensor<B>) -> TensorData {
+    read_sync(B::float_into_data(tensor)).expect("a tensor can be read from its device")
+}
 
-/// A copy to the host that has been started.
-pub(crate) struct HostRead(Pin<Box<dyn Future<Output = Data> + Send>>);
+/// As [`read()`], in f32.
+pub(crate) fn read_floats<B: Backend>(tensor: FloatTensor<B>) -> Vec<f32> {
+    floats(read::<B>(tensor))
+}
 
-impl HostRead {
-    /// Starts the copy. A future does nothing until it is polled: one poll enqueues the copy behind the kernels that it depends on.
-    pub(crate) fn start<B: Backend>(tensor: FloatTensor<B>) -> Self {
-        let mut read = Box::pin(B::float_into_data(tensor));
-        match read.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(data) => Self(Box::pin(ready(data))),
-            Poll::Pending => Self(read),
-        }
-    }
-
-    /// Waits for the copy.
-    pub(crate) fn arrived(self) -> Self {
-        Self(Box::pin(ready(Ok(self.data()))))
-    }
-
-    /// Waits for the elements, in f32.
-    pub(crate) fn wait(self) -> Vec<f32> {
-        floats(self.data())
-    }
-
-    /// Waits for the elements, in their own type.
-    pub(crate) fn data(self) -> TensorData {
-        read_sync(self.0).expect("a tensor can be read from its device")
+/// The error of a gradient or parameter that could not be read.
+pub(crate) fn not_read(what: &str, path: &str, error: &ReadError) -> ZeroError {
+    ZeroError::Read {
+        what: format!("{what} of {path}"),
+        reason: error.to_string(),
     }
 }
 

@@ -9,6 +9,7 @@ use std::future::{Future, poll_fn};
 use std::marker::PhantomData;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use burn_backend::{Backend, BackendTypes, StreamId};
@@ -41,6 +42,9 @@ pub enum Answers {
     /// The first so many reads of the stream at once, further ones not before this changes; the first poll waits. Where the host waits
     /// for one of those, it panics instead of hanging.
     First(u64),
+    /// Each read not before so many launches since [`take_counts`]; the first poll waits. Where the host waits for one before it launches
+    /// those, the read panics instead of hanging.
+    Launched(u64),
 }
 
 #[derive(Default)]
@@ -48,6 +52,8 @@ struct Stream {
     counts: Counts,
     /// Reads so far.
     reads: u64,
+    /// The threads that polled reads since they were last taken.
+    readers: Vec<ThreadId>,
     answers: Answers,
 }
 
@@ -85,6 +91,11 @@ pub fn reads_so_far() -> u64 {
     with(|stream| stream.reads)
 }
 
+/// The threads that polled this thread's reads since the last call of this function, by read.
+pub fn take_readers() -> Vec<ThreadId> {
+    with(|stream| core::mem::take(&mut stream.readers))
+}
+
 /// Chooses when reads of this thread's stream are answered from now on, those included that are held.
 pub fn answer_reads(answers: Answers) {
     with(|stream| stream.answers = answers);
@@ -96,16 +107,21 @@ fn count(op: &'static str, work: &str) {
     if matches!(work, "view" | "pass") || op.ends_with("from_data") {
         return;
     }
-    with(|stream| {
+    let awaited = with(|stream| {
         stream.counts.launches += 1;
         *stream.counts.by_operation.entry(op).or_default() += 1;
+        stream.answers == Answers::Launched(stream.counts.launches)
     });
+    if awaited {
+        CHANGED.notify_all();
+    }
 }
 
 /// Counts a read and answers it when it is time.
 async fn late<T>(answer: impl Future<Output = T>) -> T {
     let (read, answers) = with(|stream| {
         stream.reads += 1;
+        stream.readers.push(std::thread::current().id());
         (stream.reads, stream.answers)
     });
     match answers {
@@ -123,7 +139,7 @@ async fn late<T>(answer: impl Future<Output = T>) -> T {
             })
             .await;
         }
-        Answers::First(_) => wait_for_turn(read),
+        Answers::First(_) | Answers::Launched(_) => wait_for_turn(read),
     }
     answer.await
 }
@@ -132,7 +148,11 @@ fn wait_for_turn(read: u64) {
     let id = training_stream();
     let is_held = |all: &mut Option<HashMap<StreamId, Stream>>| {
         let stream = all.as_ref().and_then(|all| all.get(&id));
-        stream.is_some_and(|stream| matches!(stream.answers, Answers::First(reads) if reads < read))
+        stream.is_some_and(|stream| match stream.answers {
+            Answers::First(reads) => reads < read,
+            Answers::Launched(launches) => stream.counts.launches < launches,
+            _ => false,
+        })
     };
     let (all, timeout) = CHANGED
         .wait_timeout_while(streams(), PATIENCE, is_held)

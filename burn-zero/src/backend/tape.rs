@@ -15,11 +15,11 @@ use burn_autodiff::ops::{Backward, Ops};
 use burn_autodiff::{Autodiff, NodeId};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend, Shape, TensorMetadata};
+use burn_decorator::HostRead;
 use burn_decorator::autodiff::AutodiffTensor;
 use burn_decorator::cell::with_value;
 
 use super::leaves::{Depth, OwnLeaf, Use, begin_use, leaves};
-use crate::host::HostRead;
 use crate::reduce::GradientReducer;
 
 /// The operand of a recorded operation, hooked if it is a registered leaf.

@@ -16,7 +16,7 @@ use PlacedTensor::{Device as OnDevice, Host};
 
 use super::of_rank::{GradientPart, OfRank};
 
-use crate::host::{HostRead, is_finite};
+use crate::host::{is_finite, read_floats};
 
 /// The backend `B`, some of whose float tensors are in host memory: gradients that left the device during backward and whose
 /// optimizer is on the host. It is the inner backend of [`Sharded`](super::Sharded), so that layers between
@@ -302,10 +302,19 @@ macro_rules! method {
         }
     };
     (float_into_data($($arg:tt)*) -> $ret:tt) => {
-        async fn float_into_data(tensor: FloatTensor<Self>) -> Result<TensorData, ExecutionError> {
-            match tensor.read() {
-                Host(tensor) => Ok(tensor.into_data()),
-                tensor => B::float_into_data(up::<B>(tensor)).await,
+        fn float_into_data(
+            tensor: FloatTensor<Self>,
+        ) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
+            // Now, and not when the future is polled, which another thread may do.
+            let read = match tensor.read() {
+                Host(tensor) => Err(tensor.into_data()),
+                tensor => Ok(B::float_into_data(up::<B>(tensor))),
+            };
+            async move {
+                match read {
+                    Ok(read) => read.await,
+                    Err(data) => Ok(data),
+                }
             }
         }
     };
@@ -444,7 +453,7 @@ fn operand<'a, B: Backend>(
         }
         Host(tensor) => Some(Operand::Number(*tensor.floats()?.first()?)),
         tensor => {
-            let read = HostRead::start::<B>(up::<B>(tensor.clone())).wait();
+            let read = read_floats::<B>(up::<B>(tensor.clone()));
             Some(Operand::Number(*read.first()?))
         }
     }

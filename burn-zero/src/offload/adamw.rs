@@ -17,12 +17,12 @@ use burn::optim::adaptor::GradAdaptor;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::tensor::{TensorData, TensorMetadata, backend::AutodiffBackend};
 use burn_backend::Backend;
-use burn_decorator::message;
+use burn_decorator::{HostRead, message};
 
 use super::host_state::{HostState, OffloadRecord, State};
 use super::parameters::{HostLink, StepParameter};
 use super::{HostAdamWConfig, OffloadConfig, not_negative};
-use crate::host::{HostRead, exchanged, is_finite};
+use crate::host::{exchanged, is_finite, not_read};
 use crate::state::refuse;
 use crate::{ZeroError, ZeroOptimizerError, raise};
 
@@ -196,16 +196,19 @@ impl Download {
     ///
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::State`], with the path.
+    /// [`ZeroError::Read`]; [`ZeroOptimizerError::State`], with the path.
     fn step(
         self,
         state: Option<State>,
         config: &HostAdamWConfig,
         learning_rate: f64,
-    ) -> Result<(HostState, TensorData), ZeroOptimizerError> {
+    ) -> Result<(HostState, TensorData), ZeroError> {
         let path = self.path;
-        let value = self.value.map(HostRead::data);
-        let gradient = self.gradient.data();
+        let read =
+            |read: HostRead, what| read.wait().map_err(|error| not_read(what, &path, &error));
+        let value = self.value.map(|value| read(value, "the value"));
+        let value = value.transpose()?;
+        let gradient = read(self.gradient, "the gradient")?;
         if !is_finite(&gradient) {
             burn_decorator::warn_user!(
                 "{path}: the gradient is not finite, and so will be its moments: skip such steps with a loss scaler"
@@ -215,7 +218,7 @@ impl Download {
             let value = state.update(learning_rate, gradient)?;
             Ok((state, value))
         });
-        updated.map_err(|error| refuse(format!("{path}: {error}")))
+        Ok(updated.map_err(|error| refuse(format!("{path}: {error}")))?)
     }
 }
 

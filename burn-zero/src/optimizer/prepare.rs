@@ -16,7 +16,7 @@ use super::trial;
 use super::zero_optimizer::ZeroOptimizer;
 use crate::backend::{attach, leaf_node, stream};
 use crate::group::{BufferDtype, HostBuffer, ProcessGroup, agree_on_entries};
-use crate::host::{HostRead, exchanged, floats};
+use crate::host::{exchanged, floats, read};
 use crate::module::{Replace, replace_tensors};
 use crate::parameters::{Frozen, ParameterStore, Parts, offloaded, own_shards, replace_parameters};
 use crate::reduce::{GradientReducer, Layout, ParameterSpec};
@@ -285,7 +285,7 @@ fn in_parts_of<B: AutodiffBackend>(
     buffer_dtype: BufferDtype,
 ) -> Result<Parts, ZeroError> {
     let label = format!("initial {path}");
-    let own = HostRead::start::<B>(old.clone()).data();
+    let own = read::<B>(old.clone());
     let whole = receive(&**group, &label, own)?;
     Ok(Parts::of(group, label, whole, buffer_dtype))
 }

@@ -11,7 +11,7 @@ use burn_backend::tensor::FloatTensor;
 
 use crate::ZeroError;
 use crate::group::{HostBuffer, ProcessGroup};
-use crate::host::{HostRead, floats};
+use crate::host::{floats, read};
 use crate::module::replace_tensors;
 use burn_decorator::module::{for_each_float, independent, map_floats};
 
@@ -68,7 +68,7 @@ impl Statistics {
         let mut own = Vec::new();
         for_each_float(module, |path, _, tensor: FloatTensor<B>| {
             if self.contains(path) {
-                own.push((path.to_owned(), HostRead::start::<B>(tensor).data()));
+                own.push((path.to_owned(), read::<B>(tensor)));
             }
         });
         let values = own.iter().flat_map(|(_, data)| floats(data.clone()));

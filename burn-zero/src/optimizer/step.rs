@@ -1,7 +1,7 @@
 //! A step: reduces gradients, runs the wrapped optimizer on this rank's shards, and gathers the parameters.
 
 use core::ops::Range;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use burn::module::AutodiffModule;
@@ -10,7 +10,7 @@ use burn::optim::{GradientsParams, LearningRate, Optimizer};
 use burn::tensor::{Shape, Tensor, TensorPrimitive};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend, FloatDType, Slice, TensorData, TensorMetadata};
-use burn_decorator::{end_uploads, gradient};
+use burn_decorator::{HostRead, end_uploads, gradient};
 
 use super::gather::Gather;
 use super::parameter_shards::{ParameterShards, shard_id};
@@ -19,7 +19,7 @@ use super::prepare::attach_to;
 use super::zero_optimizer::ZeroOptimizer;
 use crate::backend::leaf_node;
 use crate::group::ProcessGroup;
-use crate::host::HostRead;
+use crate::host::read_floats;
 use crate::offload::step_on_shards;
 use crate::parameters::{NewValue, ParameterStore, Shard, Units, is_on_host, own_shards};
 use crate::recorder::Prepared;
@@ -136,8 +136,7 @@ impl<O> ZeroOptimizer<O> {
                 })
             }
             None => {
-                let shards = shards.drain();
-                let shards = shards.map(|(index, shard)| (index, shard.into_floats()));
+                let shards = read_shards(layout, shards)?;
                 let mut gather = Gather::new(&reducer, at, shards.collect(), changed);
                 let mut failed = None;
                 let module = self.update::<B, M>(module, &parameters, on_host, |index| {
@@ -148,8 +147,8 @@ impl<O> ZeroOptimizer<O> {
                 failed.map_or(Ok(module), Err)?
             }
             Some((units, mut own)) => {
-                for (parameter, new) in shards.drain() {
-                    own[parameter] = Arc::new(new.into_floats());
+                for (parameter, new) in read_shards(layout, shards)? {
+                    own[parameter] = Arc::new(new);
                 }
                 self.shard::<B, M>(module, &reducer, units, own, on_host, &at)
             }
@@ -337,6 +336,25 @@ impl<O> ZeroOptimizer<O> {
     }
 }
 
+/// Brings this rank's updated shards to the host, all that are on the device one after the other.
+///
+/// # Errors
+///
+/// [`ZeroError::Read`].
+fn read_shards<I: Backend>(
+    layout: &Layout,
+    shards: HashMap<usize, NewValue<I>>,
+) -> Result<impl Iterator<Item = (usize, Vec<f32>)>, ZeroError> {
+    let started = shards.into_iter();
+    let started = started.map(|(parameter, shard)| (parameter, shard.start_read()));
+    let started: Vec<_> = started.collect();
+    let read = started.into_iter().map(|(parameter, shard)| {
+        let elements = shard.wait(&layout.parameters()[parameter].path)?;
+        Ok((parameter, elements))
+    });
+    Ok(read.collect::<Result<Vec<_>, ZeroError>>()?.into_iter())
+}
+
 /// The parameters whose gradients backward has not reduced. `nodes` are those of their leaves; `reduced` are the exceptions if backward reduces.
 fn due(nodes: &[Option<u64>], reduced: Option<HashSet<u64>>) -> Vec<usize> {
     let is_due = |&parameter: &usize| match &reduced {
@@ -458,7 +476,7 @@ fn squared_norm<I: Backend>(layout: &Layout, held: &[(usize, FloatTensor<I>)]) -
     if squares.is_empty() {
         return 0.0;
     }
-    let squares = HostRead::start::<I>(I::float_cat(squares, 0)).wait();
+    let squares = read_floats::<I>(I::float_cat(squares, 0));
     squares.into_iter().map(f64::from).sum()
 }
 

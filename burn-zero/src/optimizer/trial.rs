@@ -10,7 +10,7 @@ use bytemuck::{cast_slice, pod_collect_to_vec};
 
 use super::parameter_shards::{ParameterShards, shard_id};
 use crate::group::ProcessGroup;
-use crate::host::HostRead;
+use crate::host::read_floats;
 use crate::shard::Partition;
 use crate::{ZeroError, ZeroOptimizerError, ZeroSettings};
 
@@ -163,7 +163,7 @@ where
     }
     let shards = shards.into_ids();
     shards
-        .flat_map(|(_, shard)| HostRead::start::<B::InnerBackend>(B::inner(shard)).wait())
+        .flat_map(|(_, shard)| read_floats::<B::InnerBackend>(B::inner(shard)))
         .collect()
 }
 

@@ -14,15 +14,15 @@ use burn::tensor::{
 };
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_checkpoint::{RematError, delivered, is_delivered};
-use burn_decorator::upload;
+use burn_decorator::{HostRead, upload};
 
-use crate::ZeroOptimizerError;
 use crate::backend::trained_leaf;
+use crate::{ZeroError, ZeroOptimizerError};
 pub(crate) use parts::{Frozen, Parts};
 pub(crate) use store::{ParameterStore, own_shards};
 pub(crate) use units::{Shard, Units};
 
-use crate::host::{HostRead, floats};
+use crate::host::{floats, not_read, read};
 use crate::optimizer::Statistics;
 use burn_decorator::follow_path;
 
@@ -196,7 +196,7 @@ fn moved<B: AutodiffBackend>(
     }
     let device = device.cloned().unwrap_or_else(|| B::float_device(&tensor));
     let trained = B::float_is_require_grad(&tensor);
-    let data = HostRead::start::<B>(tensor).data();
+    let data = read::<B>(tensor);
     let tensor = on_host::<B>(data, &device)?;
     Ok(B::float_set_require_grad(tensor, trained))
 }
@@ -232,11 +232,11 @@ impl<I: Backend> NewValue<I> {
         }
     }
 
-    /// This rank's elements.
-    pub(crate) fn into_floats(self) -> Vec<f32> {
+    /// Starts to bring its elements to the host.
+    pub(crate) fn start_read(self) -> ReadValue {
         match self {
-            Self::Host(data) => floats(data),
-            Self::Device(value) => HostRead::start::<I>(value).wait(),
+            Self::Host(data) => ReadValue::Host(data),
+            Self::Device(value) => ReadValue::Underway(HostRead::start::<I>(value)),
         }
     }
 
@@ -247,7 +247,7 @@ impl<I: Backend> NewValue<I> {
     {
         let data = match self {
             Self::Device(value) if !stays_on_host => return B::from_inner(value),
-            Self::Device(value) => HostRead::start::<I>(value).data(),
+            Self::Device(value) => read::<I>(value),
             Self::Host(data) => data,
         };
         match stays_on_host {
@@ -255,6 +255,33 @@ impl<I: Backend> NewValue<I> {
                 on_host::<B>(data, device).expect("`prepare` refuses a backend without `Remat`")
             }
             false => B::from_inner(upload::<I>(data, device)),
+        }
+    }
+}
+
+/// A new value that is in host memory, or on its way there.
+pub(crate) enum ReadValue {
+    /// In host memory.
+    Host(TensorData),
+    /// Being read.
+    Underway(HostRead),
+}
+
+impl ReadValue {
+    /// Waits for the elements, in f32. `path` is that of the parameter.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::Read`].
+    pub(crate) fn wait(self, path: &str) -> Result<Vec<f32>, ZeroError> {
+        match self {
+            Self::Host(data) => Ok(floats(data)),
+            Self::Underway(read) => {
+                let data = read.wait();
+                Ok(floats(data.map_err(|error| {
+                    not_read("the new value", path, &error)
+                })?))
+            }
         }
     }
 }

@@ -15,7 +15,7 @@ use burn_checkpoint::delivered;
 use super::{NewValue, refused};
 use crate::backend::leaf_node;
 use crate::group::{BufferDtype, HostBuffer, ProcessGroup, Split, balanced};
-use crate::host::{HostRead, exchanged, floats};
+use crate::host::{exchanged, floats, read};
 use crate::{ZeroError, raise};
 use burn_decorator::module::{for_each_float, map_floats};
 
@@ -159,7 +159,7 @@ impl Frozen {
             };
             let (group, label) = (parts.group.clone(), parts.label.clone());
             let node = leaf_node::<B>(&tensor);
-            let whole = HostRead::start::<B>(tensor).data();
+            let whole = read::<B>(tensor);
             match exchanged(whole.dtype) {
                 Some(dtype) => {
                     let parts = Parts::of(&group, label, whole, dtype);

@@ -21,7 +21,7 @@ use super::NewValue;
 use super::units::{Gathered, Rounded, Shard, Unit, Units};
 use crate::backend::leaf_node;
 use crate::group::Pending;
-use crate::host::HostRead;
+use crate::host::{read, read_floats};
 use crate::optimizer::Parameters;
 use crate::reduce::{GradientReducer, Layout};
 use crate::{ZeroError, raise};
@@ -233,7 +233,7 @@ fn rounded<I: Backend>(own: &Shard, dtype: DType, device: &Device<I>) -> TensorD
         return data.convert_dtype(dtype);
     }
     let own = I::float_from_data(data, device);
-    HostRead::start::<I>(I::float_cast(own, dtype.into())).data()
+    read::<I>(I::float_cast(own, dtype.into()))
 }
 
 impl fmt::Debug for ParameterStore {
@@ -258,7 +258,7 @@ pub(crate) fn own_shards<B: AutodiffBackend, M: AutodiffModule<B>>(
             Some(own) => own.clone(),
             // The read may be a collective, so a rank without elements of the parameter makes it too.
             None => {
-                let whole = HostRead::start::<B::InnerBackend>(value).wait();
+                let whole = read_floats::<B::InnerBackend>(value);
                 let ranges = layout.shard(parameter).iter();
                 let own = ranges.flat_map(|range| &whole[range.clone()]);
                 Arc::new(own.copied().collect())

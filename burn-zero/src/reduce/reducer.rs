@@ -7,6 +7,7 @@ use std::sync::{Arc, LazyLock, OnceLock};
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, TensorData};
+use burn_decorator::{HostRead, ReadError};
 use bytemuck::{cast_slice, pod_collect_to_vec};
 use half::{bf16, f16};
 use parking_lot::Mutex;
@@ -15,7 +16,7 @@ use super::layout::{Layout, StepTag};
 use super::memory_tracker::{MemoryTracker, TrackedBytes};
 use crate::backend::{GradientPart, on_host};
 use crate::group::{BufferDtype, Collectives, HostBuffer, Pending, ProcessGroup, ReduceOp, Split};
-use crate::host::HostRead;
+use crate::host::{floats, not_read};
 use crate::shard::{Bucket, Progress, ReducePlan};
 use crate::{Memory, Stage, ZeroError, ZeroSettings};
 
@@ -274,7 +275,7 @@ impl GradientReducer {
         let destination = self.destination.lock().take();
         match destination {
             Some(Destination::Buckets(buckets)) => buckets.finish(self)?.finish(self),
-            Some(Destination::Host(copies)) => Ok(copies.finish()),
+            Some(Destination::Host(copies)) => copies.finish(self.layout()),
             None if self.reduces_in_backward() => Sum::new(self.layout()).finish(self),
             None => Ok(self.layout().parameters().iter().map(|_| None).collect()),
         }
@@ -327,13 +328,23 @@ impl HostCopies {
         }
     }
 
-    fn finish(self) -> Vec<Option<Reduced>> {
-        let copied = |(read, _): Tracked| Reduced {
-            data: read.data(),
-            is_finite: true,
-        };
-        let gradients = self.gradients.into_iter();
-        gradients.map(|copy| copy.map(copied)).collect()
+    /// # Errors
+    ///
+    /// [`ZeroError::Read`] for the first gradient that could not be copied.
+    fn finish(self, layout: &Layout) -> Result<Vec<Option<Reduced>>, ZeroError> {
+        let copied = self.gradients.into_iter().zip(layout.parameters());
+        let copied = copied.map(|(copy, parameter)| {
+            let Some((read, _held)) = copy else {
+                return Ok(None);
+            };
+            let data = read.wait();
+            let data = data.map_err(|error| not_read("the gradient", &parameter.path, &error))?;
+            Ok(Some(Reduced {
+                data,
+                is_finite: true,
+            }))
+        });
+        copied.collect()
     }
 }
 
@@ -357,9 +368,12 @@ struct Buckets {
 struct LocalGradient {
     parameter: usize,
     /// The first use waits for the copy.
-    elements: LazyLock<Vec<f32>, Box<dyn FnOnce() -> Vec<f32> + Send>>,
+    elements: LazyLock<LocalElements, Box<dyn FnOnce() -> LocalElements + Send>>,
     _held: TrackedBytes,
 }
+
+/// The elements of a gradient, in f32.
+type LocalElements = Result<Vec<f32>, ReadError>;
 
 impl Buckets {
     fn submit(&mut self, reducer: &GradientReducer, parameter: usize, gradient: Option<Tracked>) {
@@ -367,7 +381,7 @@ impl Buckets {
         if let Some((read, _held)) = gradient {
             let gradient = Arc::new(LocalGradient {
                 parameter,
-                elements: LazyLock::new(Box::new(|| read.wait())),
+                elements: LazyLock::new(Box::new(|| read.wait().map(floats))),
                 _held,
             });
             for &bucket in self.plan.buckets_of(parameter) {
@@ -451,8 +465,11 @@ impl Sum {
             let mut gradients = gradients.iter();
             if let Some(gradient) = gradients.find(|it| it.parameter == segment.parameter) {
                 self.findings[segment.parameter] |= PRESENT;
-                let elements = &gradient.elements[segment.range.clone()];
-                buffer[segment.in_bucket()].copy_from_slice(elements);
+                let elements = gradient.elements.as_ref().map_err(|error| {
+                    let path = &how.layout.parameters()[segment.parameter].path;
+                    not_read("the gradient", path, error)
+                })?;
+                buffer[segment.in_bucket()].copy_from_slice(&elements[segment.range.clone()]);
             }
         }
         // Freed before the bucket is sent, so that only the buffer is held meanwhile.

@@ -4,3 +4,4 @@ mod counts;
 mod first_non_finite;
 #[cfg(feature = "vulkan")]
 mod fused;
+mod reads;

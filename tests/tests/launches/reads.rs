@@ -1,0 +1,130 @@
+//! Law: the thread that trains waits for no read of a gradient while backward or an update has work to launch, also on a backend whose
+//! reads wait at their first poll.
+
+use std::sync::Arc;
+use std::thread;
+
+use burn::backend::Autodiff;
+use burn::module::{AutodiffModule, Param};
+use burn::nn::Linear;
+use burn::optim::{GradientsParams, Optimizer, SgdConfig};
+use burn::tensor::Tensor;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn_checkpoint::Remat;
+use burn_flex::Flex;
+use burn_zero::{
+    GroupOptions, HostAdamWConfig, Memory, OffloadConfig, ProcessGroup, Sharded, SingleRank, Stage,
+    ThreadGroup, ZeroOptimizer, ZeroSettings,
+};
+use tests::compare::values;
+use tests::queue::{Answers, Queue, answer_reads, take_counts, take_readers};
+
+type Plain = Autodiff<Queue<Flex>>;
+type B = Sharded<Autodiff<Remat<Queue<Flex>>>>;
+type Model<B> = Vec<Linear<B>>;
+
+const LAYERS: usize = 6;
+
+fn model<B: Backend>() -> Model<B> {
+    let layer = |index| Linear {
+        weight: Param::from_tensor(Tensor::full(
+            [4, 4],
+            0.1 * index as f32,
+            &Default::default(),
+        )),
+        bias: None,
+    };
+    (1..=LAYERS).map(layer).collect()
+}
+
+fn loss<B: Backend>(model: &Model<B>) -> Tensor<B, 1> {
+    let x = Tensor::<B, 2>::ones([2, 4], &Default::default());
+    let y = model.iter().fold(x, |x, layer| layer.forward(x).tanh());
+    y.sum()
+}
+
+/// Trains some steps. With `late`, no read of a backward pass is answered before the pass has launched all of its operations. Returns the
+/// weights.
+fn train<B: AutodiffBackend>(
+    mut model: Model<B>,
+    mut optimizer: impl Optimizer<Model<B>, B>,
+    late: bool,
+) -> Vec<Vec<f32>>
+where
+    Model<B>: AutodiffModule<B>,
+{
+    let mut launches = None;
+    for _ in 0..3 {
+        let loss = loss(&model);
+        take_counts();
+        take_readers();
+        if let Some(launches) = launches.filter(|_| late) {
+            answer_reads(Answers::Launched(launches));
+        }
+        let gradients = loss.backward();
+        answer_reads(Answers::AtOnce);
+        let counted = take_counts().launches;
+        assert_eq!(
+            *launches.get_or_insert(counted),
+            counted,
+            "each step is the same"
+        );
+        let gradients = GradientsParams::from_grads(gradients, &model);
+        model = optimizer.step(0.1, model, gradients);
+        let (own, readers) = (thread::current().id(), take_readers());
+        assert!(readers.len() >= LAYERS, "each gradient is read");
+        assert!(!readers.contains(&own), "this thread waited for a read");
+    }
+    let weights = model.iter().map(|layer| values(layer.weight.val()));
+    weights.collect()
+}
+
+#[test]
+fn backward_launches_all_before_any_gradient_is_read() {
+    let settings = |stage, gradients| ZeroSettings {
+        gradients,
+        ..ZeroSettings::stage(stage)
+    };
+    let ranks = |settings: &ZeroSettings, late| {
+        let trained = ThreadGroup::spawn(2, GroupOptions::default(), |group| {
+            let group: Arc<dyn ProcessGroup> = Arc::new(group);
+            let sgd = SgdConfig::new().init();
+            let mut zero = ZeroOptimizer::new(sgd, group, settings.clone()).expect("two ranks");
+            let model = zero.prepare::<B, _>(model()).expect("a model");
+            train(model, zero, late)
+        });
+        trained.expect("ranks end").swap_remove(0)
+    };
+    for stage in [Stage::DataParallel, Stage::OptimizerState, Stage::Gradients] {
+        for memory in [Memory::Device, Memory::Host] {
+            let settings = settings(stage, memory);
+            let expected = ranks(&settings, false);
+            assert_eq!(ranks(&settings, true), expected, "{stage}, {memory:?}");
+        }
+    }
+}
+
+#[test]
+fn an_optimizer_on_the_host_reads_apart_from_the_thread_that_trains() {
+    let adamw = || {
+        let config = OffloadConfig::new(HostAdamWConfig::default());
+        config.init().expect("valid")
+    };
+    // Read in the step, where nothing leaves during backward.
+    let expected = train::<Plain>(model(), adamw(), true);
+    let alone = |late| {
+        let (model, mut optimizer) = (model::<B>(), adamw());
+        optimizer.prepare(&model);
+        train(model, optimizer, late)
+    };
+    assert_eq!(alone(false), expected);
+    assert_eq!(alone(true), expected);
+    let settings = ZeroSettings {
+        gradients: Memory::Host,
+        ..ZeroSettings::default()
+    };
+    let group = Arc::new(SingleRank::new());
+    let mut zero = ZeroOptimizer::new(adamw(), group, settings).expect("one rank");
+    let model = zero.prepare::<B, _>(model()).expect("a model");
+    assert_eq!(train(model, zero, true), expected);
+}
