@@ -6,6 +6,7 @@ use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{Backend, DType, Shape, TensorData, TensorMetadata};
 use burn_decorator::cell::with_value;
 
+use crate::ahead::UploadPlace;
 use crate::context;
 use crate::entry::Origin;
 use crate::error::RematError;
@@ -33,6 +34,8 @@ use crate::request::{REQUEST, Request};
 /// # Cost
 ///
 /// One node. Each use costs a call of `data` and an upload, on the thread that uses the tensor.
+/// Elements that are [`shared`](burn_decorator::shared) are handed to the backend without a copy;
+/// [`delivered_in_order`] uploads before the use.
 ///
 /// ```
 /// use burn::backend::Autodiff;
@@ -74,11 +77,138 @@ pub fn delivered_in_types<B: Backend>(
     has: impl Fn(DType) -> bool + Send + Sync + 'static,
     data: impl Fn(DType) -> TensorData + Send + Sync + 'static,
 ) -> Result<FloatTensor<B>, RematError> {
+    request::<B>(
+        shape,
+        dtype,
+        device,
+        Arc::new(Functions { has, data }),
+        None,
+    )
+}
+
+/// Where the elements of a tensor come from that is [`delivered_in_order`].
+pub trait Delivery: Send + Sync + 'static {
+    /// The elements, at a use of the tensor: in its own type, or in one that there [is](Self::has).
+    fn data(&self, dtype: DType) -> TensorData;
+
+    /// Whether a cast to this type computes nothing, as [`data`](Self::data) returns the elements
+    /// in it. Called when the tensor, or a view of it, is cast.
+    fn has(&self, _dtype: DType) -> bool {
+        false
+    }
+
+    /// The elements that a use would get now, if they are in host memory. Called at the use of
+    /// another tensor, and must not wait.
+    fn at_hand(&self, dtype: DType) -> Option<TensorData>;
+}
+
+/// As [`delivered_in_types`], a tensor that is uploaded before its use, if the tensors of its
+/// [`UploadOrder`](crate::UploadOrder) are used as in the step before: while an operation computes
+/// with one, the upload of the next one begins, and the device holds that too. So it holds one
+/// tensor of the order more than without, outside of budgets; under a budget nothing is uploaded
+/// before its use.
+///
+/// `place` is that of the version before, if this tensor replaces one, as each update of a
+/// parameter does: see [`upload_place`].
+///
+/// # Errors
+///
+/// As [`delivered`].
+///
+/// # Panics
+///
+/// As [`delivered`]. A panic of an upload before its use is caught, and the use tries again.
+///
+/// # Cost
+///
+/// As [`delivered`]. An upload takes data that is [`shared`](burn_decorator::shared) without a
+/// copy. It begins on the stream of the thread that trains: what is copied on the host, and the
+/// transfer as far as the backend lets it, goes on while the device computes.
+///
+/// ```
+/// use burn::backend::Autodiff;
+/// use burn::tensor::{DType, Tensor, TensorData, TensorPrimitive};
+/// use burn_checkpoint::{Delivery, Remat, UploadOrder, delivered_in_order};
+/// use burn_decorator::shared;
+/// use burn_flex::Flex;
+///
+/// type B = Autodiff<Remat<Flex>>;
+///
+/// struct OnHost(TensorData);
+///
+/// impl Delivery for OnHost {
+///     fn data(&self, _: DType) -> TensorData {
+///         self.0.clone()
+///     }
+///
+///     fn at_hand(&self, _: DType) -> Option<TensorData> {
+///         Some(self.0.clone())
+///     }
+/// }
+///
+/// let order = UploadOrder::new();
+/// let weights = [1.0f32, 2.0].map(|element| {
+///     let data = shared(TensorData::from([[element, 0.0], [0.0, element]]));
+///     let weight = delivered_in_order::<B>(&order.place(), [2, 2].into(), DType::F32, &Default::default(), OnHost(data));
+///     Tensor::<B, 2>::from_primitive(TensorPrimitive::Float(weight.expect("a `Remat`")))
+/// });
+/// let [first, second] = weights;
+/// let product = first.matmul(second).into_data();
+/// assert_eq!(product, TensorData::from([[2.0f32, 0.0], [0.0, 2.0]]));
+/// ```
+pub fn delivered_in_order<B: Backend>(
+    place: &UploadPlace,
+    shape: Shape,
+    dtype: DType,
+    device: &Device<B>,
+    delivery: impl Delivery,
+) -> Result<FloatTensor<B>, RematError> {
+    request::<B>(
+        shape,
+        dtype,
+        device,
+        Arc::new(delivery),
+        Some(place.clone()),
+    )
+}
+
+/// Elements that functions return, of which none are known to be at hand.
+struct Functions<H, D> {
+    has: H,
+    data: D,
+}
+
+impl<H, D> Delivery for Functions<H, D>
+where
+    H: Fn(DType) -> bool + Send + Sync + 'static,
+    D: Fn(DType) -> TensorData + Send + Sync + 'static,
+{
+    fn data(&self, dtype: DType) -> TensorData {
+        (self.data)(dtype)
+    }
+
+    fn has(&self, dtype: DType) -> bool {
+        (self.has)(dtype)
+    }
+
+    fn at_hand(&self, _dtype: DType) -> Option<TensorData> {
+        None
+    }
+}
+
+fn request<B: Backend>(
+    shape: Shape,
+    dtype: DType,
+    device: &Device<B>,
+    delivery: Arc<dyn Delivery>,
+    place: Option<UploadPlace>,
+) -> Result<FloatTensor<B>, RematError> {
     let request = Request {
         shape,
         dtype,
-        data: Arc::new(data),
-        has: Some(Arc::new(has)),
+        delivery,
+        is_cast: false,
+        place,
     };
     // Every decorator passes data on to the backend below it: `Remat` returns the requested tensor.
     let upload = || B::float_from_data(TensorData::from([0.0f32]), device);
@@ -99,4 +229,15 @@ pub fn is_delivered<B: Backend>(tensor: &FloatTensor<B>) -> bool {
     let nodes = context::collecting(|| drop(tensor.shape()));
     let mut origins = nodes.iter().map(|node| node.info().origin);
     origins.any(|origin| origin == Origin::Delivered)
+}
+
+/// The place of a tensor that is [`delivered_in_order`], for its next version; `None` for any other
+/// tensor, also for a view or cast of such a one.
+///
+/// # Cost
+///
+/// As [`is_delivered`].
+pub fn upload_place<B: Backend>(tensor: &FloatTensor<B>) -> Option<UploadPlace> {
+    let nodes = context::collecting(|| drop(tensor.shape()));
+    nodes.iter().find_map(|node| node.upload_place())
 }

@@ -1,5 +1,5 @@
-//! Reads of what a scope offloads: one transaction a device, by views that belong to the stream on which this thread's
-//! [reader](burn_decorator::on_reader) reads.
+//! Reads of what a scope offloads: one transaction a device, by views that belong to the stream on
+//! which this thread's [reader](burn_decorator::on_reader) reads.
 
 use std::any::Any;
 use std::cell::RefCell;

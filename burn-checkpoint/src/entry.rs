@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::ahead::UploadPlace;
 use crate::clock::Lineage;
 use crate::op::OpInfo;
 use crate::policy::{Policy, SavePolicy};
@@ -42,6 +43,8 @@ pub(crate) trait AnyEntry: Send + Sync {
     fn leave(&self, ended: &Arc<Region>, outer: Option<&Arc<Region>>) -> Option<u64>;
     /// Adds the inputs that have to come back before this node can be replayed, without those that this search, by its number, has seen.
     fn sources(&self, search: u64, evicted: &mut Vec<Arc<dyn AnyEntry>>);
+    /// The place of a delivered tensor in the order of uploads, if it is in one.
+    fn upload_place(&self) -> Option<UploadPlace>;
     /// Estimated nanoseconds to run this node's recipe alone, or to upload it.
     fn cost_ns(&self) -> f32;
 }

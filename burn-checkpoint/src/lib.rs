@@ -72,7 +72,7 @@
 //! | region | `policy`, `region` | what a scope does with its tensors; a scope as its tensors refer to it |
 //! | entry | `entry`, `tiny` | a node as scopes and budgets see it, of any backend |
 //! | budget | `budget` | what is evicted when memory is short |
-//! | memory | `prefetch`, `download`, `host_copy`, `memory`, `gradient` | host copies, how they are read and their order; a device's counters, with the budget that they are under; the mark of a gradient, whose bytes these count |
+//! | memory | `prefetch`, `download`, `host_copy`, `ahead`, `memory`, `gradient` | host copies, how they are read and their order; uploads of delivered tensors before their use; a device's counters, with the budget that they are under; the mark of a gradient, whose bytes these count |
 //! | node | `node`, `recipe` | meta, storage and recipe of a managed tensor |
 //! | replay | `replay`, `recorded` | bringing a node back; the node with its recipe |
 //! | context | `context`, `install` | a thread's open scopes, budget in force (its own or the process's), counters |
@@ -81,6 +81,7 @@
 //! | tools | `chain`, `module`, `plan`, `plot`, `parameters`, `record_all`, `metric` | what is built on the public API |
 
 mod again;
+mod ahead;
 mod budget;
 mod call;
 mod chain;
@@ -127,13 +128,16 @@ mod unwound;
 mod verify;
 mod work;
 
+pub use ahead::{UploadOrder, UploadPlace};
 pub use budget::MemoryBudget;
 pub use burn_decorator::module::independent;
 pub use burn_decorator::profile::{DeviceProfile, LinkProfile, LinkedMemory};
 pub use chain::{checkpoint_chain, checkpoint_sequential, profile_chain, profile_tail};
 pub use context::{Recorder, recorder};
 pub use decorator::Remat;
-pub use delivered::{delivered, delivered_in_types, is_delivered};
+pub use delivered::{
+    Delivery, delivered, delivered_in_order, delivered_in_types, is_delivered, upload_place,
+};
 pub use download::ReadsInPlace;
 pub use error::{Need, OpResult, RematError};
 pub use gradient::Gradient;

@@ -11,6 +11,7 @@ use burn_backend::{Backend, DType, Shape, TensorData};
 use burn_decorator::cell::Scope;
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::ahead::UploadPlace;
 use crate::clock::Lineage;
 use crate::entry::{AnyEntry, Origin};
 use crate::error::OpResult;
@@ -37,6 +38,10 @@ pub(crate) trait Recipe<B: Backend>: Send + Sync {
     fn siblings(&self, _visit: &mut dyn FnMut(Arc<Node<B>>)) {}
     /// The elements, if the recipe uploads them.
     fn data(&self) -> Option<TensorData> {
+        None
+    }
+    /// Its place in the order of uploads, if it is in one.
+    fn place(&self) -> Option<UploadPlace> {
         None
     }
     /// The recipe of the same tensor in another type, with what it is a view of, if its elements can be requested in that type.

@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 
 use burn_backend::Backend;
 
+use crate::ahead::UploadPlace;
 use crate::clock;
 use crate::cost::upload_ns;
 use crate::entry::{AnyEntry, Group, NodeInfo, Origin};
@@ -65,6 +66,10 @@ impl<B: Backend> AnyEntry for Node<B> {
 
     fn kind(&self) -> Kind {
         self.meta.kind()
+    }
+
+    fn upload_place(&self) -> Option<UploadPlace> {
+        self.recipe()?.place()
     }
 
     fn evict(&self) {

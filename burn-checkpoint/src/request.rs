@@ -1,10 +1,12 @@
-//! A request for a tensor whose elements a function gives at each use.
+//! A request for a tensor whose elements are delivered at each use.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use burn_backend::{DType, Shape, TensorData};
 
+use crate::ahead::UploadPlace;
+use crate::delivered::Delivery;
 use crate::op::OpInfo;
 use crate::work::Work;
 
@@ -12,25 +14,25 @@ use crate::work::Work;
 pub(crate) const DELIVERED: OpInfo = OpInfo::new("delivered", Work::Fixed, "Remat");
 
 /// A tensor that [`delivered`](crate::delivered()) requests from this thread's `Remat`.
+#[derive(Clone)]
 pub(crate) struct Request {
     pub shape: Shape,
     pub dtype: DType,
-    /// Returns the elements in the requested type.
-    pub data: Arc<dyn Fn(DType) -> TensorData + Send + Sync>,
-    /// Whether a type other than the tensor's own may be requested.
-    pub has: Option<Arc<dyn Fn(DType) -> bool + Send + Sync>>,
+    pub delivery: Arc<dyn Delivery>,
+    /// Whether it is a cast, whose cast back returns the rounded elements, not the original ones.
+    pub is_cast: bool,
+    /// Where it is in the order of uploads, if it may be uploaded before its use.
+    pub place: Option<UploadPlace>,
 }
 
 impl Request {
     /// The tensor in another type, if its elements may be requested in that type.
     pub fn in_type(&self, dtype: DType) -> Option<Self> {
-        let is_there = dtype != self.dtype && self.has.as_ref()?(dtype);
+        let is_there = !self.is_cast && dtype != self.dtype && self.delivery.has(dtype);
         is_there.then(|| Self {
-            shape: self.shape.clone(),
             dtype,
-            data: self.data.clone(),
-            // A cast back returns the rounded elements, not the original ones.
-            has: None,
+            is_cast: true,
+            ..self.clone()
         })
     }
 
@@ -40,8 +42,20 @@ impl Request {
     ///
     /// If they have another shape or type.
     pub fn data(&self) -> TensorData {
-        let data = (self.data)(self.dtype);
-        let expected = (self.shape.clone(), self.dtype);
+        self.checked(self.delivery.data(self.dtype), self.dtype)
+    }
+
+    /// The elements in a type, if they are at hand.
+    ///
+    /// # Panics
+    ///
+    /// As [`Self::data`].
+    pub fn at_hand(&self, dtype: DType) -> Option<TensorData> {
+        Some(self.checked(self.delivery.at_hand(dtype)?, dtype))
+    }
+
+    fn checked(&self, data: TensorData, dtype: DType) -> TensorData {
+        let expected = (self.shape.clone(), dtype);
         let found = burn_decorator::shape_and_dtype!(data);
         assert!(
             found == expected,

@@ -87,7 +87,7 @@
 //!
 //! [`HostRead`] copies a tensor to the host while the thread that trains goes on: [`on_reader`] is the thread that waits for it, [`reading_stream`]
 //! the stream that it reads on. [`upload`] is for parameters that come from host memory when they are used, and [`shared`] makes data that
-//! such uploads take without a copy.
+//! such uploads take without a copy. [`UseOrder`] tells what is used next, so that it can be brought ahead of its use.
 //!
 //! Moving to another Burn release means editing `src/table/release.rs`, which has the rows that only this release has; a test of the
 //! workspace walks the traits of the pinned Burn source and names every operation without a row.
@@ -114,6 +114,7 @@ pub mod message;
 pub mod module;
 #[cfg(feature = "train")]
 pub mod non_finite;
+mod order;
 pub mod profile;
 pub mod ranks;
 mod reads;
@@ -134,6 +135,7 @@ pub mod weight;
 mod without_ddp;
 
 pub use block::repeated_block;
+pub use order::UseOrder;
 pub use reads::{
     HostRead, Read, ReadError, ReadsInPlace, finish_reads, on_reader, view_shape, wait_for_read,
 };

@@ -1,8 +1,9 @@
 //! Reads to the host that the thread which trains does not wait for.
 //!
-//! cubecl-cuda and cubecl-hip wait for the device at the first poll of a read, so a thread that trains polls none: each such thread has
-//! a reader, a second thread, which polls its reads one after the other. What is read is a view that belongs to the [`reading_stream`],
-//! so that it does not depend on the time of the read what Fusion fuses together.
+//! cubecl-cuda and cubecl-hip wait for the device at the first poll of a read, so a thread that
+//! trains polls none: each such thread has a reader, a second thread, which polls its reads one
+//! after the other. What is read is a view that belongs to the [`reading_stream`], so that it does
+//! not depend on the time of the read what Fusion fuses together.
 
 use core::cell::{Cell, OnceCell};
 use core::fmt;
@@ -53,9 +54,10 @@ thread_local! {
     static IN_PLACE: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Runs `job` on this thread's reader, on this thread's [`reading_stream`], after the jobs before it; at once on this thread while it
-/// [`ReadsInPlace`]. The reader is a thread `burn reads`, which starts with the first job and ends after the last one when this thread
-/// has ended. A panic of a job ends that job only.
+/// Runs `job` on this thread's reader, on this thread's [`reading_stream`], after the jobs before
+/// it; at once on this thread while it [`ReadsInPlace`]. The reader is a thread `burn reads`, which
+/// starts with the first job and ends after the last one when this thread has ended. A panic of a
+/// job ends that job only.
 ///
 /// # Panics
 ///
@@ -84,7 +86,8 @@ fn start_reader() -> Sender<Job> {
     sender
 }
 
-/// Runs a job, which reports what failed itself: whoever waits for one that panicked finds its sender gone.
+/// Runs a job, which reports what failed itself: whoever waits for one that panicked finds its
+/// sender gone.
 fn run(job: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(job));
 }
@@ -112,7 +115,8 @@ pub fn wait_for_read(read: impl Future<Output = Result<TensorData, ExecutionErro
     }
 }
 
-/// The shape of a view on which a read starts: a backend may skip a reshape to the same shape, so it has a leading dimension of one.
+/// The shape of a view on which a read starts: a backend may skip a reshape to the same shape, so
+/// it has a leading dimension of one.
 pub fn view_shape(shape: &Shape) -> Shape {
     Shape::from_iter(core::iter::once(1).chain(shape.iter().copied()))
 }
@@ -156,7 +160,8 @@ impl HostRead {
         })
     }
 
-    /// Waits for a read [on this thread's reader](on_reader), and not here. It reads what belongs to the [`reading_stream`].
+    /// Waits for a read [on this thread's reader](on_reader), and not here. It reads what belongs
+    /// to the [`reading_stream`].
     pub fn of(
         read: impl Future<Output = Result<TensorData, ExecutionError>> + Send + 'static,
     ) -> Self {
@@ -187,8 +192,9 @@ impl HostRead {
     }
 }
 
-/// While it lives, this thread itself reads what it else gives to its [reader](on_reader), at once: for backends with tensors in host
-/// memory, where a second thread would only make the time of each release vary.
+/// While it lives, this thread itself reads what it else gives to its [reader](on_reader), at once:
+/// for backends with tensors in host memory, where a second thread would only make the time of each
+/// release vary.
 #[derive(Debug)]
 #[must_use = "ends when this is dropped"]
 pub struct ReadsInPlace(PhantomData<*const ()>);

@@ -2,8 +2,8 @@
 
 use burn_backend::{Bytes, TensorData};
 
-/// The same data, with clones that share one allocation and a reference to which an upload takes without a copy. Whoever writes into a
-/// clone gets elements of its own: a copy at the first write.
+/// The same data, with clones that share one allocation and a reference to which an upload takes
+/// without a copy. Whoever writes into a clone gets elements of its own: a copy at the first write.
 ///
 /// ```
 /// use burn_backend::TensorData;

@@ -1,6 +1,9 @@
 //! The kind of each storage, from the phases of the step.
 
+use std::cell::OnceCell;
+
 use crate::ledger::{Phase, Recording, Storage};
+use crate::uses::Brought;
 
 /// What memory is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -39,6 +42,8 @@ pub(crate) struct Classes<'a> {
     pub recording: &'a Recording,
     /// When the optimizer begins: when the first storage that outlives the step is allocated.
     pub update: u64,
+    /// The uses before the update that bring a parameter to the device, once they were asked for.
+    pub(crate) brought: OnceCell<Vec<Brought<'a>>>,
 }
 
 impl<'a> Classes<'a> {
@@ -54,6 +59,7 @@ impl<'a> Classes<'a> {
         Self {
             recording,
             update: update.unwrap_or(u64::MAX),
+            brought: OnceCell::new(),
         }
     }
 

@@ -100,7 +100,14 @@ struct Delivery<'a> {
     is_alone: bool,
 }
 
-impl Classes<'_> {
+/// A use of a parameter that brings it to the device, in the order of uses.
+pub(crate) struct Brought<'a> {
+    at: u64,
+    /// The unit of the parameter.
+    unit: &'a str,
+}
+
+impl<'a> Classes<'a> {
     /// When a storage is on the device, and how many bytes of it.
     pub fn spans(&self, storage: &Storage, kind: Kind, shares: &Shares) -> Vec<(Range<u64>, u64)> {
         let life = storage.born..storage.died;
@@ -113,7 +120,10 @@ impl Classes<'_> {
         if shares.parameters && self.comes_and_goes(storage) {
             let spans = self.in_use(storage).into_iter();
             let spans = spans.map(|during| match during.start < self.update {
-                true => (during, storage.bytes),
+                true => {
+                    let start = self.upload_begins(storage, during.start, shares.ranks > 1);
+                    (start..during.end, storage.bytes)
+                }
                 false => (during, bytes(after)),
             });
             return spans.collect();
@@ -126,6 +136,47 @@ impl Classes<'_> {
             false if born_in_update => vec![(life, bytes(after))],
             false => vec![(life, bytes(before))],
         }
+    }
+
+    /// When the upload for a use that begins at `used` begins: at the use before, if that has a
+    /// parameter too which is in host memory then. Of ranks these are the parameters of one unit.
+    fn upload_begins(&self, storage: &Storage, used: u64, in_ranks: bool) -> u64 {
+        let brought = self.brought.get_or_init(|| self.all_brought());
+        let own = brought.partition_point(|brought| brought.at < used);
+        let is_brought = brought.get(own).is_some_and(|brought| brought.at == used);
+        let before = own.checked_sub(1).map(|before| &brought[before]);
+        match (before, unit_of(storage)) {
+            (Some(before), Some(unit)) if is_brought && (!in_ranks || before.unit == unit) => {
+                before.at
+            }
+            _ => used,
+        }
+    }
+
+    fn all_brought(&self) -> Vec<Brought<'a>> {
+        let storages = self.recording.storages.iter();
+        let brought = storages.flat_map(|storage| {
+            let uses = self.bringing(storage);
+            uses.filter_map(|used| {
+                Some(Brought {
+                    at: used.during.start,
+                    unit: unit_of(storage)?,
+                })
+            })
+        });
+        let mut brought: Vec<_> = brought.collect();
+        brought.sort_unstable_by_key(|brought| brought.at);
+        brought
+    }
+
+    /// The uses of a storage before the update that bring its parameter to the device.
+    fn bringing(&self, storage: &'a Storage) -> impl Iterator<Item = &'a Use> {
+        let (born, update) = (self.phase(storage.born), self.update);
+        storage.uses.iter().filter(move |used| {
+            // What is computed from a parameter is still on the device in the phase that has
+            // computed it.
+            used.during.start < update && (storage.parameter.is_some() || used.phase != born)
+        })
     }
 
     /// Whether the storage is a parameter, or is computed from a single parameter before the update.
@@ -185,17 +236,12 @@ impl Classes<'_> {
     }
 
     /// The uses of a storage before the update that deliver its parameter. A parameter that is cast is gathered from ranks in the type of the cast.
-    fn deliveries<'a>(
-        &'a self,
+    fn deliveries(
+        &self,
         storage: &'a Storage,
         in_ranks: bool,
     ) -> impl Iterator<Item = Delivery<'a>> {
-        let born = self.phase(storage.born);
-        let uses = storage.uses.iter().filter(move |used| {
-            // What is computed from a parameter is still on the device in the phase that has computed it.
-            used.during.start < self.update && (storage.parameter.is_some() || used.phase != born)
-        });
-        uses.filter_map(move |used: &Use| {
+        self.bringing(storage).filter_map(move |used: &Use| {
             let (parameter, own, cast) = match (&storage.parameter, &storage.source) {
                 (Some(parameter), _) => (parameter, storage.bytes, used.cast_bytes),
                 (None, Some(source)) => (&source.parameter, source.bytes, source.cast_bytes),
@@ -209,4 +255,13 @@ impl Classes<'_> {
             })
         })
     }
+}
+
+/// The unit of the parameter that a storage is, or is computed from.
+fn unit_of(storage: &Storage) -> Option<&str> {
+    let parameter = match (&storage.parameter, &storage.source) {
+        (Some(parameter), _) => parameter,
+        (None, source) => &source.as_ref()?.parameter,
+    };
+    Some(repeated_block(parameter))
 }

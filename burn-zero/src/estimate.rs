@@ -99,8 +99,9 @@ pub struct Estimate {
     pub padded_elements: u64,
     /// Elements of the rank's shard, padding included.
     pub shard_elements: u64,
-    /// Parameters on the device, frozen ones too: all, or where they are in host memory ([`ZeroConfig::offload_param`]) the two largest, as
-    /// backward holds the one that it uses and the one before.
+    /// Parameters on the device, frozen ones too: all, or where they are in host memory
+    /// ([`ZeroConfig::offload_param`]) the two largest: the one in use, and the next one, whose
+    /// upload has begun.
     pub parameter_bytes: u64,
     /// Parameters in host memory, frozen ones too: all, or at stage 3 of several ranks the rank's shard, of trained ones in f32.
     pub host_parameter_bytes: u64,

@@ -9,8 +9,8 @@ use rayon::prelude::*;
 use crate::ZeroError;
 use crate::group::BufferDtype;
 
-/// The elements of a tensor, in their own type: waits for the device. What other work goes on beside is a
-/// [`HostRead`](burn_decorator::HostRead).
+/// The elements of a tensor, in their own type: waits for the device. What other work goes on
+/// beside is a [`HostRead`](burn_decorator::HostRead).
 pub(crate) fn read<B: Backend>(tensor: FloatTensor<B>) -> TensorData {
     read_sync(B::float_into_data(tensor)).expect("a tensor can be read from its device")
 }

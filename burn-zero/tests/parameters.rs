@@ -21,7 +21,7 @@ use burn_zero::{
     ZeroSettings, estimate, offload_parameters,
 };
 use layers::{Layers as Model, layers};
-use probe::{Event, Probe, growth_bytes, moved, take_events};
+use probe::{Event, Probe, Upload, growth_bytes, moved, take_events, take_uploads};
 
 type Device = Probe<Flex>;
 type Plain = Sharded<Autodiff<Device>>;
@@ -150,7 +150,10 @@ fn a_model_larger_than_the_device_is_made_and_trained() {
 #[test]
 fn a_forward_pass_holds_one_parameter_and_a_backward_pass_two() {
     let _turn = turn();
-    let model = offload_parameters::<B, _>(lazy()).expect("a backend with `Remat`");
+    // Another order of uses is another model here: none of them is expected after what was used
+    // before.
+    let new = || offload_parameters::<B, _>(lazy()).expect("a backend with `Remat`");
+    let model = new();
     let loss = || layers::loss(&model, input());
     take_events();
     let (forward, tape) = growth_bytes(loss);
@@ -166,6 +169,9 @@ fn a_forward_pass_holds_one_parameter_and_a_backward_pass_two() {
     drop(gradients);
 
     // A scope uses each once more; nothing of it is held by the scope.
+    let model = new();
+    let loss = || layers::loss(&model, input());
+    take_events();
     let (scoped, tape) = growth_bytes(|| checkpoint(loss));
     assert!(scoped <= LAYER_BYTES + ACTIVATION_BYTES, "{scoped}");
     assert!(RematStats::of_thread().live_bytes <= ACTIVATION_BYTES as u64);
@@ -174,7 +180,8 @@ fn a_forward_pass_holds_one_parameter_and_a_backward_pass_two() {
 
     layers::weights(&model);
     assert_eq!(moved(&take_events()), (0, 0), "a read is of the host");
-    let valid = model.valid();
+    let valid = new().valid();
+    take_events();
     layers::weights(&valid);
     assert_eq!(
         moved(&take_events()),
@@ -184,6 +191,72 @@ fn a_forward_pass_holds_one_parameter_and_a_backward_pass_two() {
     let (held, _) = growth_bytes(|| layers::loss(&valid, input()));
     assert!(held <= LAYER_BYTES + ACTIVATION_BYTES, "{held}");
     assert_eq!(uploads(), LAYERS);
+}
+
+/// The device's copy is the only one that an upload makes, and what was uploaded is not what an
+/// update writes.
+#[test]
+fn uploads_copy_nothing_on_the_host() {
+    let _turn = turn();
+    let mut model = offload_parameters::<B, _>(lazy()).expect("a backend with `Remat`");
+    let mut optimizer = prepared(&model);
+    for _ in 0..STEPS {
+        let read = |layer: &burn::nn::Linear<B>| layer.weight.val().into_data();
+        let versions: Vec<TensorData> = model.iter().map(read).collect();
+        let before: Vec<Vec<f32>> = versions.iter().map(|data| data.to_vec().unwrap()).collect();
+        let own = |upload: &Upload| {
+            let mut versions = versions.iter();
+            versions.any(|data| data.as_bytes().as_ptr() as usize == upload.address)
+        };
+        take_uploads();
+        let gradients = layers::loss(&model, input()).backward();
+        let uploads = take_uploads().into_iter();
+        let of_layers: Vec<_> = uploads.filter(|it| it.bytes == LAYER_BYTES).collect();
+        assert_eq!(of_layers.len(), 2 * LAYERS - 1);
+        let copied = of_layers.iter().filter(|upload| !own(upload));
+        assert_eq!(copied.map(|upload| upload.bytes).sum::<usize>(), 0);
+        let gradients = GradientsParams::from_grads(gradients, &model);
+        model = optimizer.step(0.01, model, gradients);
+        let after = versions.iter().map(|data| data.to_vec().unwrap());
+        assert!(
+            before == after.collect::<Vec<Vec<f32>>>(),
+            "an update wrote an old version"
+        );
+    }
+}
+
+/// From the second step on, in the order of the step before; and the device holds one parameter
+/// more.
+#[test]
+fn the_next_parameter_is_uploaded_while_this_one_computes() {
+    let _turn = turn();
+    let mut model = offload_parameters::<B, _>(lazy()).expect("a backend with `Remat`");
+    let mut optimizer = prepared(&model);
+    for step in 0..STEPS {
+        take_events();
+        let (held, loss) = growth_bytes(|| layers::loss(&model, input()));
+        let ahead = usize::from(step > 0);
+        assert!(
+            held <= (1 + ahead) * LAYER_BYTES + ACTIVATION_BYTES,
+            "{held}"
+        );
+        let (mut uploads, mut before_products) = (0, Vec::new());
+        for event in take_events() {
+            match event {
+                Event::Up(LAYER_BYTES) => uploads += 1,
+                Event::Computed("linear" | "float_matmul") => before_products.push(uploads),
+                _ => {}
+            }
+        }
+        // While the last one computes, the first one of backward is uploaded.
+        let expected: Vec<_> = (1..=LAYERS).map(|used| used + ahead).collect();
+        assert_eq!(before_products, expected, "step {step}");
+        let gradients = loss.backward();
+        assert_eq!(uploads + self::uploads(), 2 * LAYERS - 1, "none in vain");
+        let gradients = GradientsParams::from_grads(gradients, &model);
+        model = optimizer.step(0.01, model, gradients);
+        assert_eq!(self::uploads(), 0, "an update leaves them on the host");
+    }
 }
 
 #[test]

@@ -42,9 +42,11 @@ pub enum Answers {
     /// The first so many reads of the stream at once, further ones not before this changes; the first poll waits. Where the host waits
     /// for one of those, it panics instead of hanging.
     First(u64),
-    /// Each read not before so many launches since [`take_counts`]; the first poll waits. Where the host waits for one before it launches
-    /// those, the read panics instead of hanging.
+    /// Each read not before so many launches since [`take_counts`]; the first poll waits. Where the
+    /// host waits for one before it launches those, the read panics instead of hanging.
     Launched(u64),
+    /// Never: each read panics, as that of a device which is lost.
+    Never,
 }
 
 #[derive(Default)]
@@ -140,6 +142,7 @@ async fn late<T>(answer: impl Future<Output = T>) -> T {
             .await;
         }
         Answers::First(_) | Answers::Launched(_) => wait_for_turn(read),
+        Answers::Never => panic!("the device is lost"),
     }
     answer.await
 }

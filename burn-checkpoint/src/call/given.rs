@@ -5,6 +5,7 @@ use std::sync::Arc;
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, DeviceOps, Shape, TensorMetadata};
 
+use crate::ahead::Version;
 use crate::context;
 use crate::entry::Origin;
 use crate::extent::Extent;
@@ -41,8 +42,13 @@ pub(crate) fn delivered<B: Backend>(request: Request, device: &Device<B>) -> Man
         row_major: true,
         viewed: None,
     };
-    let device = device.clone();
-    derived(&DELIVERED, promised, Arc::new(Upload { request, device }))
+    let (device, place) = (device.clone(), request.place.clone());
+    let upload = Arc::new(Upload { request, device });
+    if let Some(place) = place {
+        let version: Arc<dyn Version> = upload.clone();
+        place.set(Arc::downgrade(&version));
+    }
+    derived(&DELIVERED, promised, upload)
 }
 
 /// A delivered tensor, or a view of one, in another type, if its elements can be delivered in that type.

@@ -42,8 +42,14 @@ fn on_use<B: Backend>(
 ) -> Handle<B, Float> {
     let mut promised = Promised::like(&x);
     change(&mut promised);
-    let (input, run) = (x.save().value, Arc::new(run));
-    let recipe = Arc::new(OnUse { op, input, run });
+    // Its elements can then be read without the device.
+    let reshaped = op.reshapes.then(|| promised.shape.clone());
+    let recipe = Arc::new(OnUse {
+        op,
+        input: x.save().value,
+        reshaped,
+        run: Arc::new(run),
+    });
     Handle::Managed(call::derived(op, promised, recipe))
 }
 

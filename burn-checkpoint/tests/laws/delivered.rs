@@ -1,6 +1,8 @@
 //! Tensors that are delivered at each use: the bits of resident ones, and nothing of them stays.
 
+use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -12,13 +14,15 @@ use burn::tensor::module::embedding;
 use burn::tensor::{DType, Int, Tensor, TensorData, TensorPrimitive};
 use burn_checkpoint::kinds::Value;
 use burn_checkpoint::{
-    MemoryBudget, OpInfo, Policy, Remat, RematError, RematStats, Work, checkpoint, checkpoint_with,
-    delivered, delivered_in_types, evict, is_delivered,
+    Delivery, MemoryBudget, OpInfo, Policy, Remat, RematError, RematStats, UploadOrder,
+    UploadPlace, Work, checkpoint, checkpoint_with, delivered, delivered_in_order,
+    delivered_in_types, evict, is_delivered,
 };
+use burn_decorator::shared;
 use burn_flex::Flex;
 
 use crate::input::{Bits, gradient_bits, input};
-use crate::probe::{Probe, take_counts};
+use crate::probe::{Probe, take_counts, watched};
 
 type B = Autodiff<Remat<Probe<Flex>>>;
 
@@ -140,6 +144,8 @@ fn a_view_or_a_cast_is_uploaded_for_its_use_only() {
     assert_eq!(data, elements(0));
     let same = own.clone().detach().set_require_grad(false);
     assert_eq!(same.into_data(), data);
+    let flat = own.clone().reshape([4, 16]).reshape([64]);
+    assert_eq!(flat.into_data().as_bytes(), data.as_bytes());
     assert_eq!(
         take_counts().get("float_from_data"),
         None,
@@ -360,4 +366,194 @@ fn a_backend_without_remat_is_refused() {
     assert!(!is_delivered::<B>(
         &on_device::<B>(0).into_primitive().tensor()
     ));
+}
+
+/// Elements that are at hand, and how often they were asked for.
+struct OnHost {
+    data: TensorData,
+    uses: Arc<AtomicUsize>,
+}
+
+impl OnHost {
+    fn new(index: usize) -> Self {
+        Self {
+            data: shared(elements(index)),
+            uses: Arc::default(),
+        }
+    }
+}
+
+impl Delivery for OnHost {
+    fn data(&self, _dtype: DType) -> TensorData {
+        self.uses.fetch_add(1, Ordering::Relaxed);
+        self.data.clone()
+    }
+
+    fn at_hand(&self, dtype: DType) -> Option<TensorData> {
+        Some(self.data(dtype))
+    }
+}
+
+fn at<A: Backend>(place: &UploadPlace, delivery: OnHost) -> Tensor<A, 2> {
+    let device = Default::default();
+    let tensor = delivered_in_order::<A>(place, [8, 8].into(), DType::F32, &device, delivery);
+    Tensor::from_primitive(TensorPrimitive::Float(tensor.expect("a `Remat`"))).require_grad()
+}
+
+/// Places of weights in one order, and their versions, the same in each step.
+fn in_order<A: Backend>(
+    count: usize,
+) -> (
+    Vec<UploadPlace>,
+    impl Fn(&[UploadPlace]) -> Vec<Tensor<A, 2>>,
+) {
+    let order = UploadOrder::new();
+    let places = (0..count).map(|_| order.place()).collect();
+    let versions = |places: &[UploadPlace]| {
+        let versions = places.iter().enumerate();
+        versions
+            .map(|(index, place)| at(place, OnHost::new(index)))
+            .collect()
+    };
+    (places, versions)
+}
+
+fn products<A: Backend>(weights: &[Tensor<A, 2>]) -> Tensor<A, 2> {
+    let x = input::<A>();
+    weights
+        .iter()
+        .fold(x, |x, weight| x.matmul(weight.clone()).tanh())
+}
+
+/// The uploads before each matrix product of what runs.
+fn uploads_before_products(run: impl FnOnce()) -> Vec<usize> {
+    let log = Rc::new(RefCell::new((0, Vec::new())));
+    let own = log.clone();
+    let note = move |op: &'static str| {
+        let (uploads, before) = &mut *own.borrow_mut();
+        match op {
+            "float_from_data" => *uploads += 1,
+            "float_matmul" => before.push(*uploads),
+            _ => {}
+        }
+    };
+    watched(note, run);
+    log.take().1
+}
+
+#[test]
+fn the_next_upload_begins_while_this_one_computes() {
+    type R = Remat<Probe<Flex>>;
+    let (places, versions) = in_order::<R>(4);
+    let x = input::<R>();
+    let run = |weights: &[Tensor<R, 2>]| {
+        let x = x.clone();
+        let y = weights.iter().fold(x, |x, weight| x.matmul(weight.clone()));
+        assert!(RematStats::of_thread().live_bytes <= BYTES, "one ahead");
+        drop(y);
+    };
+    RematStats::reset_thread();
+    let weights = versions(&places);
+    assert_eq!(uploads_before_products(|| run(&weights)), [1, 2, 3, 4]);
+    drop(weights);
+    for _ in 0..2 {
+        let weights = versions(&places);
+        assert_eq!(uploads_before_products(|| run(&weights)), [2, 3, 4, 4]);
+        assert_eq!(RematStats::of_thread().live_bytes, 0);
+        // Another order costs uploads only: that of the first is expected by the next step.
+        drop(weights);
+    }
+    let mut weights = versions(&places);
+    weights.reverse();
+    let expected = products(&weights).into_data();
+    let plain: Vec<_> = (0..4).rev().map(on_device::<R>).collect();
+    assert_eq!(expected, products(&plain).into_data());
+    let weights = versions(&places);
+    drop(uploads_before_products(|| run(&weights)));
+    assert!(RematStats::of_thread().live_bytes <= BYTES);
+    drop((weights, places));
+    assert_eq!(RematStats::of_thread().live_bytes, 0);
+}
+
+#[test]
+fn the_bits_are_the_same_if_uploads_begin_before_uses() {
+    let (plain, _) = train::<Autodiff<Flex>>(&weights(on_device), |run| run());
+    let (places, versions) = in_order::<B>(4);
+    for _ in 0..3 {
+        let own = versions(&places);
+        assert_eq!(train(&own, |run| run()).0, plain);
+        assert_eq!(train(&own, |run| checkpoint(run)).0, plain);
+    }
+    // None is uploaded before its use under a budget.
+    let within = |versions: &dyn Fn() -> Vec<Tensor<B, 2>>| {
+        let budget = MemoryBudget::bytes(14 * BYTES).install();
+        for _ in 0..3 {
+            assert_eq!(train(&versions(), |run| run()).0, plain);
+        }
+        budget.peak_bytes()
+    };
+    let peak = within(&|| weights(weight));
+    assert_eq!(within(&|| versions(&places)), peak);
+}
+
+/// A new version takes the place of one that is still in use.
+#[test]
+fn a_tensor_is_of_its_own_version() {
+    type R = Remat<Flex>;
+    let place = UploadOrder::new().place();
+    let old = at::<R>(&place, OnHost::new(0));
+    let twice = |weight: &Tensor<R, 2>| (weight.clone() * 1.0 - input::<R>()).into_data();
+    let expected = twice(&on_device(0));
+    for _ in 0..3 {
+        assert_eq!(twice(&old), expected);
+    }
+    // It is on the device, as it is expected to be used again.
+    let new = at::<R>(&place, OnHost::new(1));
+    let expected = [expected, twice(&on_device(1))];
+    for _ in 0..3 {
+        assert_eq!([twice(&old), twice(&new)], expected);
+    }
+}
+
+#[test]
+fn an_upload_that_fails_before_its_use_is_tried_again_at_the_use() {
+    type R = Remat<Probe<Flex>>;
+    let (places, versions) = in_order::<R>(3);
+    let expected = products(&versions(&places)).into_data();
+    let weights = versions(&places);
+    let mut uploads = 0;
+    let fails_second = move |op: &'static str| {
+        let is_upload = op == "float_from_data";
+        uploads += usize::from(is_upload);
+        assert!(!is_upload || uploads != 3, "out of memory");
+    };
+    let fails = RefCell::new(fails_second);
+    // The first is that of the input, and the second that of the first weight.
+    let run = || products(&weights).into_data();
+    let found = watched(move |op| (fails.borrow_mut())(op), run);
+    assert_eq!(found, expected);
+}
+
+/// Who writes into what was delivered does not write into what will be delivered.
+#[test]
+fn what_is_shared_is_copied_where_it_is_written() {
+    type R = Remat<Flex>;
+    let place = UploadOrder::new().place();
+    let delivery = OnHost::new(0);
+    let uses = delivery.uses.clone();
+    let held = delivery.data.clone();
+    let weight = at::<R>(&place, delivery);
+    for _ in 0..3 {
+        // In place where the operand has no other owner.
+        let changed = weight.clone().slice_fill([0..4, 0..8], 7.0).mul_scalar(2.0);
+        assert_ne!(changed.into_data(), held);
+        assert_eq!(held, elements(0));
+        let read = weight.clone().into_data();
+        assert_eq!(
+            read.as_bytes().as_ptr(),
+            held.as_bytes().as_ptr(),
+            "no copy"
+        );
+    }
+    assert!(uses.load(Ordering::Relaxed) >= 6);
 }

@@ -24,7 +24,7 @@ use burn_decorator::gradient::keep_on_host;
 use crate::backend::{attach, leaf_node};
 use crate::group::SingleRank;
 use crate::optimizer::Parameters;
-use crate::parameters::{NewValue, is_on_host};
+use crate::parameters::{NewValue, Residence};
 use crate::reduce::{GradientReducer, Layout};
 use crate::{Memory, ZeroError, ZeroOptimizerError, ZeroSettings};
 use burn_decorator::module::for_each_float;
@@ -247,13 +247,13 @@ where
         };
         let (id, old, mapper) = param.consume();
         let requires_grad = old.is_require_grad();
-        let stays_on_host = is_on_host::<B>(&old.clone().into_primitive().tensor());
+        let residence = Residence::of::<B>(&old.clone().into_primitive().tensor());
         drop(old);
         let data = (self.update)(id);
         if STEP.with_borrow(Option::is_some) {
             return leave_on_host(id, data, &device, requires_grad);
         }
-        let new = NewValue::Host(data).into_tensor::<B>(stays_on_host, &device);
+        let new = NewValue::Host(data).into_tensor::<B>(&residence, &device);
         let new = B::float_set_require_grad(new, requires_grad);
         if let Some(node) = leaf_node::<B>(&new) {
             self.leaves.insert(id, node);

@@ -21,7 +21,7 @@ use crate::backend::leaf_node;
 use crate::group::ProcessGroup;
 use crate::host::read_floats;
 use crate::offload::step_on_shards;
-use crate::parameters::{NewValue, ParameterStore, Shard, Units, is_on_host, own_shards};
+use crate::parameters::{NewValue, ParameterStore, Residence, Shard, Units, own_shards};
 use crate::recorder::Prepared;
 use crate::reduce::{GradientReducer, Layout, StepTag};
 use crate::stack::with_stack;
@@ -114,7 +114,7 @@ impl<O> ZeroOptimizer<O> {
                     let data =
                         TensorData::new(own[parameter].to_vec(), layout.shard_shape(parameter));
                     let data = data.convert_dtype(layout.parameters()[parameter].dtype);
-                    NewValue::Host(data).into_tensor::<B>(true, &device)
+                    NewValue::Host(data).into_tensor::<B>(&Residence::alone_on_host(), &device)
                 }
                 None => B::from_inner(cut_one::<B::InnerBackend>(layout, parameter, value)),
             };
@@ -321,8 +321,11 @@ impl<O> ZeroOptimizer<O> {
             let Some(value) = take(index) else {
                 return old;
             };
-            let stays_on_host = to_host || is_on_host::<B>(&old);
-            let leaf = value.into_tensor::<B>(stays_on_host, &B::float_device(&old));
+            let residence = match Residence::of::<B>(&old) {
+                Residence::Device if to_host => Residence::alone_on_host(),
+                residence => residence,
+            };
+            let leaf = value.into_tensor::<B>(&residence, &B::float_device(&old));
             let leaf = B::float_set_require_grad(leaf, true);
             self.leaves.remove(&index);
             if on_host.contains(&index)

@@ -5,16 +5,17 @@ mod store;
 mod units;
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use burn::module::{AutodiffModule, ModuleMapper, Param, ParamId};
 use burn::tensor::{
-    BasicOps, Float, Shape, Tensor, TensorData, TensorMetadata, TensorPrimitive,
+    BasicOps, DType, Float, Shape, Tensor, TensorData, TensorMetadata, TensorPrimitive,
     backend::{AutodiffBackend, Backend},
 };
 use burn_backend::tensor::{Device, FloatTensor};
-use burn_checkpoint::{RematError, delivered, is_delivered};
-use burn_decorator::{HostRead, upload};
+use burn_checkpoint::{
+    Delivery, RematError, UploadOrder, UploadPlace, delivered_in_order, is_delivered, upload_place,
+};
+use burn_decorator::{HostRead, shared, upload};
 
 use crate::backend::trained_leaf;
 use crate::{ZeroError, ZeroOptimizerError};
@@ -27,7 +28,7 @@ use crate::optimizer::Statistics;
 use burn_decorator::follow_path;
 
 /// The module with its parameters, trained and frozen, in host memory (DeepSpeed's `offload_param`). The device holds a parameter only while
-/// an operation uses it, in forward and in backward: it is uploaded for that operation and dropped after it. So are views and casts
+/// an operation uses it, in forward and in backward, or is about to: it is uploaded for that operation and dropped after it. So are views and casts
 /// of it that autodiff saves. Losses and gradients have the same bits as without offload.
 ///
 /// The backend needs a [`Remat`](burn_checkpoint::Remat) below autodiff: `Autodiff<Remat<Cuda>>`, or with gradients that leave during backward
@@ -70,7 +71,9 @@ use burn_decorator::follow_path;
 /// # Cost
 ///
 /// In host memory the bytes of all parameters. A use uploads the parameter: twice for a weight of a layer in a step, once in forward
-/// and once in backward, and once more in a scope that is recomputed.
+/// and once in backward, and once more in a scope that is recomputed. The upload takes the host's
+/// memory without a copy. From the second step on the next one's begins while an operation computes
+/// with this one, so that the device holds two parameters; not under a `MemoryBudget`.
 pub fn offload_parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
 ) -> Result<M, ZeroOptimizerError> {
@@ -82,11 +85,13 @@ pub(crate) fn offloaded<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     device: Option<&Device<B>>,
 ) -> Result<M, ZeroOptimizerError> {
+    let order = UploadOrder::new();
     replace_parameters(module, |_, old: &FloatTensor<B>| {
-        match is_on_host::<B>(old) {
-            true => Ok(None),
-            false => Ok(Some(moved::<B>(old.clone(), device).map_err(refused)?)),
+        if is_on_host::<B>(old) {
+            return Ok(None);
         }
+        let moved = moved::<B>(old.clone(), device, &order.place());
+        Ok(Some(moved.map_err(refused)?))
     })
 }
 
@@ -175,10 +180,12 @@ where
             self.made.insert(id, leaf.clone());
         }
         let loading = mapper.clone();
+        let place = place_of::<B>(&leaf);
         Param::from_mapped_value(id, float(leaf), mapper).load_mapper(move |loaded| {
             match loading.on_load(loaded).into_primitive() {
                 TensorPrimitive::Float(loaded) => float(
-                    moved::<B>(loaded, None).expect("a tensor of this backend was moved before"),
+                    moved::<B>(loaded, None, &place)
+                        .expect("a tensor of this backend was moved before"),
                 ),
                 loaded => Tensor::from_primitive(loaded),
             }
@@ -186,10 +193,12 @@ where
     }
 }
 
-/// The tensor in host memory, as a new leaf that requires gradients if `tensor` does.
+/// The tensor in host memory, as a new leaf that requires gradients if `tensor` does; the tensor
+/// itself if it is there.
 fn moved<B: AutodiffBackend>(
     tensor: FloatTensor<B>,
     device: Option<&Device<B>>,
+    place: &UploadPlace,
 ) -> Result<FloatTensor<B>, RematError> {
     if is_on_host::<B>(&tensor) {
         return Ok(tensor);
@@ -197,19 +206,67 @@ fn moved<B: AutodiffBackend>(
     let device = device.cloned().unwrap_or_else(|| B::float_device(&tensor));
     let trained = B::float_is_require_grad(&tensor);
     let data = read::<B>(tensor);
-    let tensor = on_host::<B>(data, &device)?;
+    let tensor = on_host::<B>(data, &device, place)?;
     Ok(B::float_set_require_grad(tensor, trained))
 }
 
-/// A tensor whose elements are in host memory, and are uploaded whenever it is used.
-fn on_host<B: Backend>(data: TensorData, device: &Device<B>) -> Result<FloatTensor<B>, RematError> {
-    let (shape, dtype, data) = (data.shape.clone(), data.dtype, Arc::new(data));
-    delivered::<B>(shape, dtype, device, move || TensorData::clone(&data))
+/// A version of a parameter in host memory: never written, as each update makes a new one, so that
+/// uploads share it.
+struct OnHost(TensorData);
+
+impl Delivery for OnHost {
+    fn data(&self, _dtype: DType) -> TensorData {
+        self.0.clone()
+    }
+
+    fn at_hand(&self, dtype: DType) -> Option<TensorData> {
+        Some(self.data(dtype))
+    }
+}
+
+/// A tensor whose elements are in host memory, and are uploaded whenever it is used: the new
+/// version of the one at this place.
+fn on_host<B: Backend>(
+    data: TensorData,
+    device: &Device<B>,
+    place: &UploadPlace,
+) -> Result<FloatTensor<B>, RematError> {
+    let (shape, dtype) = (data.shape.clone(), data.dtype);
+    delivered_in_order::<B>(place, shape, dtype, device, OnHost(shared(data)))
+}
+
+/// The place of a parameter in the order of uploads, for its next version; of its own order if it
+/// has none.
+fn place_of<B: Backend>(parameter: &FloatTensor<B>) -> UploadPlace {
+    upload_place::<B>(parameter).unwrap_or_else(|| UploadOrder::new().place())
 }
 
 /// Whether a parameter is in host memory.
 pub(crate) fn is_on_host<B: Backend>(parameter: &FloatTensor<B>) -> bool {
     is_delivered::<B>(parameter)
+}
+
+/// Where a parameter is between its uses.
+pub(crate) enum Residence {
+    /// On the device.
+    Device,
+    /// In host memory, with its place in the order of uploads.
+    Host(UploadPlace),
+}
+
+impl Residence {
+    /// That of a parameter.
+    pub(crate) fn of<B: Backend>(parameter: &FloatTensor<B>) -> Self {
+        match is_on_host::<B>(parameter) {
+            true => Self::Host(place_of::<B>(parameter)),
+            false => Self::Device,
+        }
+    }
+
+    /// Host memory, for a tensor that is before and after no other one.
+    pub(crate) fn alone_on_host() -> Self {
+        Self::Host(UploadOrder::new().place())
+    }
 }
 
 /// The new value of a parameter.
@@ -240,21 +297,22 @@ impl<I: Backend> NewValue<I> {
         }
     }
 
-    /// The leaf of the parameter: in host memory if `stays_on_host`, else on the device.
-    pub(crate) fn into_tensor<B>(self, stays_on_host: bool, device: &Device<B>) -> FloatTensor<B>
+    /// The leaf of the parameter, in this memory.
+    pub(crate) fn into_tensor<B>(self, residence: &Residence, device: &Device<B>) -> FloatTensor<B>
     where
         B: AutodiffBackend<InnerBackend = I, Device = I::Device>,
     {
-        let data = match self {
-            Self::Device(value) if !stays_on_host => return B::from_inner(value),
-            Self::Device(value) => read::<I>(value),
-            Self::Host(data) => data,
-        };
-        match stays_on_host {
-            true => {
-                on_host::<B>(data, device).expect("`prepare` refuses a backend without `Remat`")
+        match (self, residence) {
+            (Self::Device(value), Residence::Device) => B::from_inner(value),
+            (Self::Host(data), Residence::Device) => B::from_inner(upload::<I>(data, device)),
+            (value, Residence::Host(place)) => {
+                let data = match value {
+                    Self::Device(value) => read::<I>(value),
+                    Self::Host(data) => data,
+                };
+                on_host::<B>(data, device, place)
+                    .expect("`prepare` refuses a backend without `Remat`")
             }
-            false => B::from_inner(upload::<I>(data, device)),
         }
     }
 }
@@ -289,9 +347,9 @@ impl ReadValue {
 /// A tensor of `data` in the memory and the type of `old`.
 pub(crate) fn in_place_of<B: Backend>(old: &FloatTensor<B>, data: TensorData) -> FloatTensor<B> {
     let (device, dtype) = (B::float_device(old), old.dtype());
-    match is_on_host::<B>(old) {
-        true => on_host::<B>(data.convert_dtype(dtype), &device)
+    match Residence::of::<B>(old) {
+        Residence::Host(place) => on_host::<B>(data.convert_dtype(dtype), &device, &place)
             .expect("the backend of a tensor in host memory has a `Remat`"),
-        false => <Float as BasicOps<B>>::from_data(data, &device, dtype).tensor(),
+        Residence::Device => <Float as BasicOps<B>>::from_data(data, &device, dtype).tensor(),
     }
 }

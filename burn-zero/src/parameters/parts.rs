@@ -12,7 +12,7 @@ use burn::tensor::{DType, Shape, TensorData};
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_checkpoint::delivered;
 
-use super::{NewValue, refused};
+use super::{NewValue, Residence, refused};
 use crate::backend::leaf_node;
 use crate::group::{BufferDtype, HostBuffer, ProcessGroup, Split, balanced};
 use crate::host::{exchanged, floats, read};
@@ -190,7 +190,10 @@ impl Frozen {
         Ok(map_floats(
             module,
             |path, _, old: FloatTensor<B>| match whole.remove(path) {
-                Some(data) => NewValue::Host(data).into_tensor::<B>(true, &B::float_device(&old)),
+                Some(data) => {
+                    let residence = Residence::alone_on_host();
+                    NewValue::Host(data).into_tensor::<B>(&residence, &B::float_device(&old))
+                }
                 None => old,
             },
         ))

@@ -14,11 +14,11 @@ use burn::module::AutodiffModule;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Shape, TensorData};
 use burn_backend::tensor::{Device, FloatTensor};
-use burn_checkpoint::delivered_in_types;
+use burn_checkpoint::{Delivery, delivered_in_order};
 use parking_lot::Mutex;
 
-use super::NewValue;
 use super::units::{Gathered, Rounded, Shard, Unit, Units};
+use super::{NewValue, Residence};
 use crate::backend::leaf_node;
 use crate::group::Pending;
 use crate::host::{read, read_floats};
@@ -123,7 +123,8 @@ impl ParameterStore {
         Ok(parameters.map::<B, M>(module, |parameter, old| {
             let data = whole.remove(&parameter);
             let data = data.expect("a parameter is in one unit, and is replaced once");
-            let leaf = NewValue::Host(data).into_tensor::<B>(true, &B::float_device(&old));
+            let residence = Residence::alone_on_host();
+            let leaf = NewValue::Host(data).into_tensor::<B>(&residence, &B::float_device(&old));
             B::float_set_require_grad(leaf, true)
         }))
     }
@@ -136,7 +137,6 @@ impl ParameterStore {
     ) -> FloatTensor<B> {
         let known = &self.reducer.layout().parameters()[parameter];
         let shape = Shape::from(known.shape.clone());
-        let (asked, shards) = (self.clone(), self.clone());
         if let Some(low) = self
             .units
             .low_type(parameter)
@@ -145,9 +145,12 @@ impl ParameterStore {
             let low = rounded::<B::InnerBackend>(&self.own[parameter], low, device);
             self.rounded.lock().insert(parameter, Arc::new(low));
         }
-        let has = move |dtype| asked.has_type(parameter, dtype);
-        let get = move |dtype| shards.get(parameter, dtype);
-        let leaf = delivered_in_types::<B>(shape, known.dtype, device, has, get);
+        let gathered = GatheredParameter {
+            store: self.clone(),
+            parameter,
+        };
+        let place = self.units.place(parameter);
+        let leaf = delivered_in_order::<B>(place, shape, known.dtype, device, gathered);
         let leaf = leaf.expect("`prepare` refuses a backend without `Remat`");
         let leaf = B::float_set_require_grad(leaf, true);
         if let Some(node) = leaf_node::<B>(&leaf) {
@@ -201,6 +204,23 @@ impl ParameterStore {
         unit[&parameter].clone()
     }
 
+    /// What [`get`](Self::get) returns now without a call of other ranks, and without a change of
+    /// what is expected next.
+    fn at_hand(&self, parameter: usize, dtype: DType) -> Option<TensorData> {
+        if self
+            .rounded_to(parameter)
+            .is_some_and(|rounded| rounded != dtype)
+        {
+            return None;
+        }
+        let held = self.held.try_lock()?;
+        let (unit, gathered) = held.last.as_ref()?;
+        let data = gathered
+            .get(&parameter)
+            .filter(|_| *unit == self.units.of(parameter))?;
+        (data.dtype == dtype).then(|| data.clone())
+    }
+
     fn gather(&self, unit: &Arc<Unit>) -> Result<Gathered, ZeroError> {
         self.start(unit, false, &self.at).wait()
     }
@@ -223,6 +243,26 @@ impl ParameterStore {
         let (own, at) = (self.own.clone(), at.to_owned());
         let work = move |ranks: &mut _| unit.gather(&layout, &low, &own, &at, ranks);
         Pending::start(self.reducer.group(), work)
+    }
+}
+
+/// A parameter that is gathered when it is used.
+struct GatheredParameter {
+    store: Arc<ParameterStore>,
+    parameter: usize,
+}
+
+impl Delivery for GatheredParameter {
+    fn data(&self, dtype: DType) -> TensorData {
+        self.store.get(self.parameter, dtype)
+    }
+
+    fn has(&self, dtype: DType) -> bool {
+        self.store.has_type(self.parameter, dtype)
+    }
+
+    fn at_hand(&self, dtype: DType) -> Option<TensorData> {
+        self.store.at_hand(self.parameter, dtype)
     }
 }
 

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use burn::tensor::{DType, TensorData};
+use burn_checkpoint::{UploadOrder, UploadPlace};
+use burn_decorator::{UseOrder, shared};
 use parking_lot::Mutex;
 
 use crate::ZeroError;
@@ -79,7 +81,8 @@ impl Unit {
         let tensor = |(parameter, elements): (usize, Vec<f32>)| {
             let data = TensorData::new(elements, layout.parameters()[parameter].shape.clone());
             let dtype = gathered_in(layout, rounded, parameter);
-            (parameter, data.convert_dtype(dtype))
+            // Each use shares it.
+            (parameter, shared(data.convert_dtype(dtype)))
         };
         Ok(whole.into_iter().map(tensor).collect())
     }
@@ -104,6 +107,8 @@ pub(crate) struct Units {
     pub(super) all: Vec<Arc<Unit>>,
     /// The unit of each parameter.
     of: Vec<usize>,
+    /// The places of the parameters in the order of uploads.
+    places: Vec<UploadPlace>,
     order: Mutex<Order>,
 }
 
@@ -127,8 +132,11 @@ impl Units {
                 }
                 Arc::new(Unit { path, parameters })
             });
+        let uploads = UploadOrder::new();
+        let places = layout.parameters().iter().map(|_| uploads.place());
         Self {
             all: all.collect(),
+            places: places.collect(),
             of,
             layout: layout.clone(),
             order: Mutex::default(),
@@ -140,11 +148,14 @@ impl Units {
         self.of[parameter]
     }
 
+    /// The place of a parameter in the order of uploads.
+    pub(super) fn place(&self, parameter: usize) -> &UploadPlace {
+        &self.places[parameter]
+    }
+
     /// Begins a step.
     pub(super) fn begin(&self) {
-        let mut order = self.order.lock();
-        order.steps += usize::from(!order.units.is_empty());
-        (order.at, order.last) = (0, None);
+        self.order.lock().begin();
     }
 
     /// The type in which a parameter is gathered from the next step on, if that is not its own.
@@ -178,40 +189,39 @@ impl Units {
 /// each use is a collective, or reads a unit that a collective has gathered.
 #[derive(Default)]
 struct Order {
+    /// Of the first step.
     units: Vec<usize>,
+    /// From the second step on.
+    expected: UseOrder<usize>,
     /// By parameter: the type that the first step has cast it to, unless the second step has used it in its own too.
     types: HashMap<usize, DType>,
     /// Number of steps that have ended.
     steps: usize,
-    /// Where in `units` the next use is expected.
-    at: usize,
-    last: Option<usize>,
 }
 
 /// More than those of a step.
 const MOST_USES: usize = 1 << 16;
 
 impl Order {
-    fn next(&mut self, unit: usize) -> Option<usize> {
-        if self.steps == 0 {
-            // A program without steps uses units without end.
-            if self.units.len() < MOST_USES {
-                self.units.push(unit);
-            }
-            return None;
+    fn begin(&mut self) {
+        if self.steps == 0 && !self.units.is_empty() {
+            self.expected.expect(std::mem::take(&mut self.units));
+            self.steps = 1;
+        } else if self.steps > 0 {
+            self.expected.begin();
+            self.steps += 1;
         }
-        let last = self.last.replace(unit);
-        let (units, expected) = (&self.units, self.at);
-        // The expected place or, where another order begins (validation, a second micro-batch), one after the same previous unit.
-        let follows = |at: &usize| {
-            let before = at.checked_sub(1).map(|before| units[before]);
-            units[*at] == unit && (*at == expected || before == last)
-        };
-        let mut places = (expected..units.len()).chain(0..expected);
-        let place = places.find(follows);
-        let place = place.or_else(|| units.iter().position(|used| *used == unit));
-        self.at = place.map_or(units.len(), |place| place + 1);
-        units.get(self.at).copied()
+    }
+
+    fn next(&mut self, unit: usize) -> Option<usize> {
+        if self.steps > 0 {
+            return self.expected.next(unit);
+        }
+        // A program without steps uses units without end.
+        if self.units.len() < MOST_USES {
+            self.units.push(unit);
+        }
+        None
     }
 }
 
@@ -219,48 +229,10 @@ impl Order {
 mod tests {
     use super::*;
 
-    /// What is expected after each use.
-    fn expected(of_first_step: &[usize], used: &[usize]) -> Vec<Option<usize>> {
-        let mut order = Order {
-            units: of_first_step.to_vec(),
-            steps: 1,
-            ..Order::default()
-        };
-        used.iter().map(|unit| order.next(*unit)).collect()
-    }
-
-    const STEP: [usize; 6] = [0, 1, 2, 3, 2, 1];
-
-    #[test]
-    fn a_step_like_the_first_is_expected_whole() {
-        let next = STEP.iter().skip(1).map(|unit| Some(*unit));
-        let next: Vec<_> = next.chain([None]).collect();
-        assert_eq!(expected(&STEP, &STEP), next);
-    }
-
-    #[test]
-    fn so_is_a_second_micro_batch() {
-        let twice = [STEP, STEP].concat();
-        let found = expected(&STEP, &twice);
-        assert_eq!(found[..6], found[6..]);
-    }
-
-    #[test]
-    fn validation_misses_once_a_batch() {
-        let found = expected(&STEP, &[0, 1, 2, 3, 0, 1, 2, 3, 0]);
-        let expected = [1, 2, 3, 2, 1, 2, 3, 2, 1].map(Some);
-        assert_eq!(found, expected);
-    }
-
     #[test]
     fn what_is_used_without_a_step_is_not_remembered_without_end() {
         let mut order = Order::default();
         (0..3 * MOST_USES).for_each(|use_| assert_eq!(order.next(use_ % 2), None));
         assert_eq!(order.units.len(), MOST_USES);
-    }
-
-    #[test]
-    fn a_unit_that_the_first_step_did_not_use_is_before_nothing() {
-        assert_eq!(expected(&STEP, &[0, 7, 2]), [Some(1), None, Some(3)]);
     }
 }

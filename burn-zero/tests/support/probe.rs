@@ -32,6 +32,22 @@ pub enum Event {
 static LIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
 static PEAK_BYTES: AtomicUsize = AtomicUsize::new(0);
 static EVENTS: Mutex<Vec<Event>> = Mutex::new(Vec::new());
+static UPLOADS: Mutex<Vec<Upload>> = Mutex::new(Vec::new());
+
+/// An upload of a float tensor.
+#[allow(dead_code, reason = "not by each test")]
+#[derive(Clone, Copy, Debug)]
+pub struct Upload {
+    /// Where its elements are on the host.
+    pub address: usize,
+    pub bytes: usize,
+}
+
+/// The uploads since the last call.
+#[allow(dead_code, reason = "not by each test")]
+pub fn take_uploads() -> Vec<Upload> {
+    std::mem::take(&mut UPLOADS.lock().unwrap())
+}
 
 /// The events since the last call.
 pub fn take_events() -> Vec<Event> {
@@ -133,6 +149,10 @@ macro_rules! method {
     (float_from_data($($arg:tt)*) -> $ret:tt) => {
         fn float_from_data(data: TensorData, device: &Device<Self>) -> FloatTensor<Self> {
             note(Event::Up(data.bytes.len()));
+            UPLOADS.lock().unwrap().push(Upload {
+                address: data.as_bytes().as_ptr() as usize,
+                bytes: data.bytes.len(),
+            });
             Counted::new(B::float_from_data(data, device))
         }
     };

@@ -1,6 +1,7 @@
-//! Law: the thread that trains waits for no read of a gradient while backward or an update has work to launch, also on a backend whose
-//! reads wait at their first poll.
+//! Law: the thread that trains waits for no read of a gradient while backward or an update has work
+//! to launch, also on a backend whose reads wait at their first poll.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 
@@ -43,8 +44,8 @@ fn loss<B: Backend>(model: &Model<B>) -> Tensor<B, 1> {
     y.sum()
 }
 
-/// Trains some steps. With `late`, no read of a backward pass is answered before the pass has launched all of its operations. Returns the
-/// weights.
+/// Trains some steps. With `late`, no read of a backward pass is answered before the pass has
+/// launched all of its operations. Returns the weights.
 fn train<B: AutodiffBackend>(
     mut model: Model<B>,
     mut optimizer: impl Optimizer<Model<B>, B>,
@@ -102,6 +103,55 @@ fn backward_launches_all_before_any_gradient_is_read() {
             assert_eq!(ranks(&settings, true), expected, "{stage}, {memory:?}");
         }
     }
+}
+
+/// The error of what panics with one.
+fn error_of<R>(work: impl FnOnce() -> R) -> String {
+    let panic = catch_unwind(AssertUnwindSafe(work)).map(drop);
+    let panic = panic.expect_err("the device is lost");
+    *panic.downcast::<String>().expect("a message")
+}
+
+#[test]
+fn a_gradient_that_cannot_be_read_is_named_and_the_next_step_is_right() {
+    let adamw = || {
+        let config = OffloadConfig::new(HostAdamWConfig::default());
+        config.init().expect("valid")
+    };
+    let expected = {
+        let (model, mut optimizer) = (model::<B>(), adamw());
+        optimizer.prepare(&model);
+        train(model, optimizer, false)
+    };
+    let (own, mut optimizer) = (model::<B>(), adamw());
+    optimizer.prepare(&own);
+    let lost = loss(&own);
+    answer_reads(Answers::Never);
+    let error = error_of(|| lost.backward());
+    answer_reads(Answers::AtOnce);
+    assert_eq!(
+        error,
+        "the gradient of 0.weight cannot be read from its device: the backend panicked"
+    );
+    assert_eq!(train(own, optimizer, false), expected);
+
+    let ranks = ThreadGroup::spawn(2, GroupOptions::default(), |group| {
+        let (rank, group): (_, Arc<dyn ProcessGroup>) = (group.rank(), Arc::new(group));
+        let sgd = SgdConfig::new().init();
+        let settings = ZeroSettings::stage(Stage::Gradients);
+        let mut zero = ZeroOptimizer::new(sgd, group, settings).expect("two ranks");
+        let model = zero.prepare::<B, _>(model()).expect("a model");
+        let lost = loss(&model);
+        if rank == 0 {
+            answer_reads(Answers::Never);
+        }
+        drop(lost.backward());
+    });
+    let error = ranks.expect_err("a rank cannot read").to_string();
+    // A bucket of all gradients names the first of those that its collective needs.
+    let mut named =
+        (0..LAYERS).map(|layer| format!("the gradient of {layer}.weight cannot be read"));
+    assert!(named.any(|named| error.contains(&named)), "{error}");
 }
 
 #[test]

@@ -1,0 +1,107 @@
+//! The order in which something is used, from step to step.
+
+/// What is expected to be used next, as steps use the same things in the same order.
+///
+/// ```
+/// use burn_decorator::UseOrder;
+///
+/// let mut order = UseOrder::default();
+/// order.expect(vec!["first", "second", "third"]);
+/// assert_eq!(order.next("first"), Some("second"));
+/// // Another order begins.
+/// assert_eq!(order.next("third"), None);
+/// assert_eq!(order.next("first"), Some("second"));
+/// ```
+#[derive(Clone, Debug)]
+pub struct UseOrder<T> {
+    /// The uses of a step.
+    uses: Vec<T>,
+    /// Where in `uses` the next one is expected.
+    at: usize,
+    /// The use before.
+    last: Option<T>,
+}
+
+impl<T> Default for UseOrder<T> {
+    fn default() -> Self {
+        Self {
+            uses: Vec::new(),
+            at: 0,
+            last: None,
+        }
+    }
+}
+
+impl<T: Copy + PartialEq> UseOrder<T> {
+    /// From now on the uses of a step are expected to be these. A step begins.
+    pub fn expect(&mut self, uses: Vec<T>) {
+        self.uses = uses;
+        self.begin();
+    }
+
+    /// A step begins.
+    pub fn begin(&mut self) {
+        (self.at, self.last) = (0, None);
+    }
+
+    /// What is expected after this use.
+    pub fn next(&mut self, used: T) -> Option<T> {
+        let last = self.last.replace(used);
+        let (uses, expected) = (&self.uses, self.at);
+        // The expected place or, where another order begins (validation, a second micro-batch), one after the same use before.
+        let follows = |at: &usize| {
+            let before = at.checked_sub(1).map(|before| uses[before]);
+            uses[*at] == used && (*at == expected || before == last)
+        };
+        let mut places = (expected..uses.len()).chain(0..expected);
+        let place = places.find(follows);
+        let place = place.or_else(|| uses.iter().position(|known| *known == used));
+        self.at = place.map_or(uses.len(), |place| place + 1);
+        uses.get(self.at).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is expected after each use.
+    fn expected(of_step: &[usize], used: &[usize]) -> Vec<Option<usize>> {
+        let mut order = UseOrder::default();
+        order.expect(of_step.to_vec());
+        used.iter().map(|used| order.next(*used)).collect()
+    }
+
+    const STEP: [usize; 6] = [0, 1, 2, 3, 2, 1];
+
+    #[test]
+    fn a_step_like_the_expected_one_is_expected_whole() {
+        let next = STEP.iter().skip(1).map(|used| Some(*used));
+        let next: Vec<_> = next.chain([None]).collect();
+        assert_eq!(expected(&STEP, &STEP), next);
+        // Scopes use everything once more before backward does.
+        let scoped = [0, 1, 2, 3, 2, 3, 3, 2, 0, 1, 1, 0];
+        let next = scoped.iter().skip(1).map(|used| Some(*used));
+        let next: Vec<_> = next.chain([None]).collect();
+        assert_eq!(expected(&scoped, &scoped), next);
+    }
+
+    #[test]
+    fn so_is_a_second_micro_batch() {
+        let twice = [STEP, STEP].concat();
+        let found = expected(&STEP, &twice);
+        assert_eq!(found[..6], found[6..]);
+    }
+
+    #[test]
+    fn validation_misses_once_a_batch() {
+        let found = expected(&STEP, &[0, 1, 2, 3, 0, 1, 2, 3, 0]);
+        let expected = [1, 2, 3, 2, 1, 2, 3, 2, 1].map(Some);
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn what_the_expected_step_did_not_use_is_before_nothing() {
+        assert_eq!(expected(&STEP, &[0, 7, 2]), [Some(1), None, Some(3)]);
+    }
+}
