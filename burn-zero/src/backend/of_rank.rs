@@ -92,7 +92,7 @@ fn warn(part: GradientPart) {
         return;
     }
     WARNED.call_once(|| {
-        log::warn!(
+        burn_decorator::warn_user!(
             "a gradient is read outside of the update, where it is {part}: a norm or a sum of gradients differs from rank to rank. \
              `ZeroOptimizer::global_norm(&model, &gradients)`, called on all ranks, is the norm over all of them. To clip by it, put \
              burn-accum's `ClipGlobalNorm` into the ZeroOptimizer and give it the norm by `with_norm`"
