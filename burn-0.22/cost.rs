@@ -1,6 +1,7 @@
-//! What a step of training costs: the median time of a step of a small transformer with AdamW, in milliseconds. Compiled with the patch and
-//! without; run the two in turn, or count instructions: `valgrind --tool=callgrind cost WIDTH TOKENS STEPS` with two numbers of steps, whose
-//! difference leaves out what a program does once.
+//! What a step of training costs: the median time of a step of a small transformer with AdamW, in
+//! milliseconds. Compiled with the patch and without; run the two in turn, or count instructions:
+//! `valgrind --tool=callgrind cost WIDTH TOKENS STEPS` with two numbers of steps, whose difference
+//! leaves out what a program does once.
 
 use std::time::Instant;
 

@@ -1,5 +1,5 @@
-//! Three small models, of blocks, and what a few steps of training make of them: losses and gradients. Compiled in the workspace with the patch
-//! and in the one without.
+//! Three small models, of blocks, and what a few steps of training make of them: losses and
+//! gradients. Compiled in the workspace with the patch and in the one without.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -39,7 +39,8 @@ impl On {
         }
     }
 
-    /// The file, from this one's folder, with what stock Burn gives on this machine: on other CPUs and drivers kernels sum in another order.
+    /// The file, from this one's folder, with what stock Burn gives on this machine: on other CPUs
+    /// and drivers kernels sum in another order.
     pub fn reference(self) -> &'static str {
         match self {
             Self::Flex => "target/reference-flex.json",

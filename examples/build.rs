@@ -1,5 +1,5 @@
-//! Puts the sources of this repository's packages into one file, the default text of the gpt example: a program that was moved to
-//! another machine has it too.
+//! Puts the sources of this repository's packages into one file, the default text of the gpt
+//! example: a program that was moved to another machine has it too.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};

@@ -1,9 +1,11 @@
-//! A micro-step within a window over 16.8 million parameters, beside Burn's own `GradientsAccumulator` and beside what
-//! memory allows, on one thread and on all: throughput counts the bytes that have to be moved, 4 to read a gradient and 8 to read and write its
-//! sum. Looking for non-finite gradients (`Drop`) reads the gradients once more.
+//! A micro-step within a window over 16.8 million parameters, beside Burn's own
+//! `GradientsAccumulator` and beside what memory allows, on one thread and on all: throughput
+//! counts the bytes that have to be moved, 4 to read a gradient and 8 to read and write its sum.
+//! Looking for non-finite gradients (`Drop`) reads the gradients once more.
 //!
-//! glibc gives the freed gradients at the top of the heap back to the system inside of the timed region, depending on
-//! where they lie: compare with `MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_MMAP_THRESHOLD_=100000000000`.
+//! glibc gives the freed gradients at the top of the heap back to the system inside of the timed
+//! region, depending on where they lie: compare with
+//! `MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_MMAP_THRESHOLD_=100000000000`.
 #![allow(missing_docs)] // criterion_group
 
 use std::{

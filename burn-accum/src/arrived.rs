@@ -1,4 +1,5 @@
-//! The gradients of one micro-step, from one device or several, and the other entries of their containers.
+//! The gradients of one micro-step, from one device or several, and the other entries of their
+//! containers.
 
 use burn::{
     module::ParamId,
@@ -8,8 +9,8 @@ use burn::{
 
 use burn_decorator::non_finite::{GradientsOf, on, widen};
 
-/// The id under which gradients carry the number of items that they came from, f32 `[1]`. `ParamId`s are random 64-bit numbers, so
-/// this fixed one does not collide with them.
+/// The id under which gradients carry the number of items that they came from, f32 `[1]`.
+/// `ParamId`s are random 64-bit numbers, so this fixed one does not collide with them.
 pub(crate) fn count_id() -> ParamId {
     ParamId::from(u64::from_be_bytes(*b"burnitem"))
 }
@@ -42,8 +43,9 @@ impl From<MultiGradientsParams> for Arrived {
 }
 
 impl Arrived {
-    /// How many micro-batches these are; call it after the counts are taken out. A device that ran out of data brings no gradients;
-    /// at least one micro-batch is counted, even if it has no gradients.
+    /// How many micro-batches these are; call it after the counts are taken out. A device that ran
+    /// out of data brings no gradients; at least one micro-batch is counted, even if it has no
+    /// gradients.
     pub(crate) fn micro_batches(&self) -> u64 {
         let bringing = self
             .devices
@@ -71,7 +73,8 @@ impl Arrived {
         self.devices.pop().unwrap_or_default()
     }
 
-    /// The entries of all devices in one container: `sums` are the gradients of the parameters; the sum of the counts is added.
+    /// The entries of all devices in one container: `sums` are the gradients of the parameters; the
+    /// sum of the counts is added.
     pub(crate) fn merged<I: Backend>(mut self, mut sums: GradientsParams) -> GradientsParams {
         let counts = self.take_counts::<I>().into_iter();
         if let Some(count) = counts.reduce(|sum, count| on(count, &sum.device()).add(sum)) {
@@ -80,9 +83,9 @@ impl Arrived {
         sums
     }
 
-    /// Takes the gradients of a parameter out and adds them to `sum`, in f32 and in place, on the device where Burn's
-    /// `MultiGradientsParams::remove` puts them: it is fixed for each parameter. If `non_finite`, `[1]`, is set, `sum` stays as it is, bit
-    /// for bit.
+    /// Takes the gradients of a parameter out and adds them to `sum`, in f32 and in place, on the
+    /// device where Burn's `MultiGradientsParams::remove` puts them: it is fixed for each
+    /// parameter. If `non_finite`, `[1]`, is set, `sum` stays as it is, bit for bit.
     pub(crate) fn add_to<I: Backend, const D: usize>(
         &mut self,
         id: ParamId,

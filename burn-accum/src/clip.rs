@@ -17,12 +17,14 @@ use crate::{
     multi_steps::raise,
 };
 
-/// An optimizer whose gradients are clipped by their norm over all parameters (`torch.nn.utils.clip_grad_norm_`,
-/// optax's `clip_by_global_norm`), as training recipes do. Burn's own clipping clips each tensor by its own norm.
+/// An optimizer whose gradients are clipped by their norm over all parameters
+/// (`torch.nn.utils.clip_grad_norm_`, optax's `clip_by_global_norm`), as training recipes do.
+/// Burn's own clipping clips each tensor by its own norm.
 ///
-/// Each gradient is multiplied with `min(1, max_norm / (norm + 1e-6))`. A norm that is below the bound by more than 1e-6 multiplies with
-/// exactly 1, which changes no bit. A non-finite gradient is not hidden: infinity times 0 is NaN. Whether a NaN norm makes the other
-/// gradients NaN too, as in PyTorch, depends on the backend's minimum of 1 and NaN.
+/// Each gradient is multiplied with `min(1, max_norm / (norm + 1e-6))`. A norm that is below the
+/// bound by more than 1e-6 multiplies with exactly 1, which changes no bit. A non-finite gradient
+/// is not hidden: infinity times 0 is NaN. Whether a NaN norm makes the other gradients NaN too, as
+/// in PyTorch, depends on the backend's minimum of 1 and NaN.
 ///
 /// ```
 /// use burn::{backend::Autodiff, module::Param, optim::{GradientsParams, Optimizer, SgdConfig}, prelude::*};
@@ -46,12 +48,13 @@ use crate::{
 ///
 /// # Panics
 ///
-/// A step, if an optimizer inside reduces gradients over ranks (burn-zero's `ZeroOptimizer`): clip inside of that one.
+/// A step, if an optimizer inside reduces gradients over ranks (burn-zero's `ZeroOptimizer`): clip
+/// inside of that one.
 ///
 /// # Cost
 ///
-/// Reads the gradients once, for their squares, and reads and writes them once. No host read: the norm is read only by
-/// [`GradNorm::last`].
+/// Reads the gradients once, for their squares, and reads and writes them once. No host read: the
+/// norm is read only by [`GradNorm::last`].
 #[derive(Clone, Debug)]
 pub struct ClipGlobalNorm<O> {
     inner: O,
@@ -61,8 +64,8 @@ pub struct ClipGlobalNorm<O> {
 }
 
 impl<O> ClipGlobalNorm<O> {
-    /// Wraps `inner`, which sees gradients of a norm of at most `max_norm`. Infinity measures the norm and clips nothing, as
-    /// `torch.nn.utils.clip_grad_norm_(.., inf)` is used.
+    /// Wraps `inner`, which sees gradients of a norm of at most `max_norm`. Infinity measures the
+    /// norm and clips nothing, as `torch.nn.utils.clip_grad_norm_(.., inf)` is used.
     ///
     /// # Errors
     ///
@@ -82,7 +85,8 @@ impl<O> ClipGlobalNorm<O> {
         self.max_norm
     }
 
-    /// A handle to read the last norm, or to provide the next one, also when the optimizer is out of reach.
+    /// A handle to read the last norm, or to provide the next one, also when the optimizer is out
+    /// of reach.
     pub fn norm(&self) -> GradNorm {
         self.norm.clone()
     }
@@ -97,7 +101,8 @@ impl<O> ClipGlobalNorm<O> {
         self.inner
     }
 
-    /// Refuses an optimizer inside that reduces gradients over ranks: this rank's gradients have another norm than the reduced ones.
+    /// Refuses an optimizer inside that reduces gradients over ranks: this rank's gradients have
+    /// another norm than the reduced ones.
     fn check_order<B, M>(&mut self, lr: LearningRate, module: M) -> M
     where
         B: AutodiffBackend,

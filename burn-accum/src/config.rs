@@ -20,8 +20,8 @@ use crate::AccumError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AccumConfig {
-    /// Micro-steps a window (Accelerate's and DeepSpeed's `gradient_accumulation_steps`, optax's `every_k_schedule`).
-    /// Default 1: every micro-batch is an update.
+    /// Micro-steps a window (Accelerate's and DeepSpeed's `gradient_accumulation_steps`, optax's
+    /// `every_k_schedule`). Default 1: every micro-batch is an update.
     pub steps: usize,
     /// What the sum of a window's gradients is divided by. Default [`Normalization::Mean`].
     pub normalization: Normalization,
@@ -31,17 +31,17 @@ pub struct AccumConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Normalization {
-    /// The true number of micro-batches in the window: without dropped ones, and less than `steps` in an epoch's shorter tail
-    /// (where Accelerate divides by `steps`). The default.
+    /// The true number of micro-batches in the window: without dropped ones, and less than `steps`
+    /// in an epoch's shorter tail (where Accelerate divides by `steps`). The default.
     #[default]
     #[serde(alias = "Mean")]
     Mean,
     /// Nothing, as Burn's own `grads_accumulation`.
     #[serde(alias = "Sum")]
     Sum,
-    /// The number of counted items (tokens) in the window; the gradients must be of loss sums. It is exact also when
-    /// micro-batches hold different numbers of items (transformers' `num_items_in_batch`). [`Counted`](crate::Counted)
-    /// provides the number.
+    /// The number of counted items (tokens) in the window; the gradients must be of loss sums. It
+    /// is exact also when micro-batches hold different numbers of items (transformers'
+    /// `num_items_in_batch`). [`Counted`](crate::Counted) provides the number.
     #[serde(alias = "Tokens")]
     Tokens,
 }
@@ -51,22 +51,25 @@ pub enum Normalization {
 #[serde(rename_all = "snake_case")]
 pub enum NonFinite {
     /// It is dropped from the window with its weight, counted, and named in the log and in
-    /// [`UpdateCounter::last_dropped`](crate::UpdateCounter::last_dropped). It still counts as a micro-step of the window, which then has
-    /// fewer micro-batches; a window whose micro-batches are all dropped is no update. With optax's `skip_not_finite`, and here under a
-    /// loss scaler, the window waits for another micro-batch instead. The default.
+    /// [`UpdateCounter::last_dropped`](crate::UpdateCounter::last_dropped). It still counts as a
+    /// micro-step of the window, which then has fewer micro-batches; a window whose micro-batches
+    /// are all dropped is no update. With optax's `skip_not_finite`, and here under a loss scaler,
+    /// the window waits for another micro-batch instead. The default.
     ///
-    /// The device decides, with a product, a sum and a select a parameter each micro-step, and one host read each update. Windows of one
-    /// micro-batch, and ranks, which decide together, take a sum a parameter and a host read each micro-step.
+    /// The device decides, with a product, a sum and a select a parameter each micro-step, and one
+    /// host read each update. Windows of one micro-batch, and ranks, which decide together, take a
+    /// sum a parameter and a host read each micro-step.
     #[default]
     Drop,
-    /// It goes into the sum and so reaches the wrapped optimizer. For an optimizer that checks by itself, or that a loss
-    /// scaler is inside of. A non-finite update is named in the log.
+    /// It goes into the sum and so reaches the wrapped optimizer. For an optimizer that checks by
+    /// itself, or that a loss scaler is inside of. A non-finite update is named in the log.
     ///
     /// Costs one sum over the gradients and one host read, each update.
     Propagate,
 }
 
-/// The window's length as a function of the number of updates taken so far (optax's `every_k_schedule`).
+/// The window's length as a function of the number of updates taken so far (optax's
+/// `every_k_schedule`).
 ///
 /// ```
 /// use burn_accum::WindowSchedule;
@@ -81,8 +84,8 @@ pub enum NonFinite {
 pub enum WindowSchedule {
     /// Always the same number of micro-steps.
     Constant(usize),
-    /// Pairs `(from_update, steps)` in increasing order, the first from update 0: windows have `steps` micro-steps from that
-    /// update on.
+    /// Pairs `(from_update, steps)` in increasing order, the first from update 0: windows have
+    /// `steps` micro-steps from that update on.
     Piecewise(Vec<(u64, usize)>),
 }
 

@@ -1,4 +1,5 @@
-//! The number of items is passed with the gradients that came from them, as one more entry of the container.
+//! The number of items is passed with the gradients that came from them, as one more entry of the
+//! container.
 
 use burn::{
     module::{AutodiffModule, Module, Param},
@@ -14,11 +15,13 @@ use burn_decorator::weight::{LossWeight, offer};
 
 use crate::arrived::{constant, count_id};
 
-/// A loss and the number of items (tokens) it counts, for [`Normalization::Tokens`](crate::Normalization::Tokens).
+/// A loss and the number of items (tokens) it counts, for
+/// [`Normalization::Tokens`](crate::Normalization::Tokens).
 ///
-/// It replaces the last line of `TrainStep::step`. The gradients become those of the loss *sum*, and the number of items is
-/// an entry of the same `GradientsParams`, so it cannot be separated from them on the way through worker threads, channels and
-/// wrappers. Burn's own accumulators rebuild `GradientsParams` from the module's parameters; they keep the number only if the module
+/// It replaces the last line of `TrainStep::step`. The gradients become those of the loss *sum*,
+/// and the number of items is an entry of the same `GradientsParams`, so it cannot be separated
+/// from them on the way through worker threads, channels and wrappers. Burn's own accumulators
+/// rebuild `GradientsParams` from the module's parameters; they keep the number only if the module
 /// has a [`CountSlot`].
 ///
 /// ```
@@ -44,8 +47,9 @@ use crate::arrived::{constant, count_id};
 /// # Ok::<(), burn_accum::AccumError>(())
 /// ```
 ///
-/// The count may be a tensor, so that counting the unpadded tokens of a batch needs no host read of its own: it is read together with
-/// the check for non-finite gradients. As f32 it is exact up to 16.7 million items per micro-batch.
+/// The count may be a tensor, so that counting the unpadded tokens of a batch needs no host read of
+/// its own: it is read together with the check for non-finite gradients. As f32 it is exact up to 16.7
+/// million items per micro-batch.
 pub struct Counted<B: AutodiffBackend> {
     loss_sum: Tensor<B, 1>,
     /// f32 `[1]`
@@ -55,11 +59,13 @@ pub struct Counted<B: AutodiffBackend> {
 }
 
 impl<B: AutodiffBackend> Counted<B> {
-    /// `loss` is the mean over `items`: what it was divided by. Burn's losses divide by all rows, `CrossEntropyLoss` with `pad_tokens` too,
-    /// padding included; for a mean over the other targets give [`Self::sum`] the sum of their losses, or take burn-checkpoint's
-    /// `LinearCrossEntropyLoss`. It is multiplied with the number before backward, because ranks that reduce gradients during backward must
-    /// weight their own before. A decorator that scales the loss divides by the number again and weights the f32 gradients, so that the
-    /// number takes none of f16's range.
+    /// `loss` is the mean over `items`: what it was divided by. Burn's losses divide by all rows,
+    /// `CrossEntropyLoss` with `pad_tokens` too, padding included; for a mean over the other
+    /// targets give [`Self::sum`] the sum of their losses, or take burn-checkpoint's
+    /// `LinearCrossEntropyLoss`. It is multiplied with the number before backward, because ranks
+    /// that reduce gradients during backward must weight their own before. A decorator that scales
+    /// the loss divides by the number again and weights the f32 gradients, so that the number takes
+    /// none of f16's range.
     pub fn mean(loss: Tensor<B, 1>, items: impl Items<B>) -> Self {
         let items = items.into_tensor(&loss.device());
         let factor = Tensor::from_inner(items.clone().cast(loss.dtype()));
@@ -99,7 +105,8 @@ impl<B: AutodiffBackend> Counted<B> {
     }
 }
 
-/// A number of items: an integer, a float (weights need not be whole), or a tensor of one element, integer or float.
+/// A number of items: an integer, a float (weights need not be whole), or a tensor of one element,
+/// integer or float.
 pub trait Items<B: AutodiffBackend> {
     /// As f32 `[1]` on `device`.
     fn into_tensor(self, device: &Device<B>) -> Tensor<B::InnerBackend, 1>;
@@ -130,9 +137,9 @@ impl<B: AutodiffBackend> Items<B> for Tensor<B, 1, Int> {
     }
 }
 
-/// A parameter for the count in a model, only needed for training with several devices or with Burn's own
-/// `grads_accumulation`: those pass on only gradients of the module's parameters. They add up the counts like gradients, as
-/// needed.
+/// A parameter for the count in a model, only needed for training with several devices or with
+/// Burn's own `grads_accumulation`: those pass on only gradients of the module's parameters. They
+/// add up the counts like gradients, as needed.
 ///
 /// Its value is 0, and it is neither trained nor used.
 ///
@@ -170,7 +177,8 @@ mod tests {
 
     use super::Items;
 
-    /// The default is set for the whole process, and only before its first tensor: no other test of the library makes one.
+    /// The default is set for the whole process, and only before its first tensor: no other test of
+    /// the library makes one.
     #[test]
     fn an_integer_count_is_not_rounded_to_the_default_float() {
         type B = Autodiff<burn_flex::Flex>;

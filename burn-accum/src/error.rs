@@ -39,7 +39,8 @@ impl InvalidValue {
 
 /// Errors of gradient accumulation.
 ///
-/// Constructors return them. A step of an optimizer cannot return an error, so it panics with the error's message.
+/// Constructors return them. A step of an optimizer cannot return an error, so it panics with the
+/// error's message.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum AccumError {
@@ -122,7 +123,8 @@ pub enum AccumError {
         /// Paths of the parameters with non-finite gradients in the last micro-batch.
         parameters: Vec<String>,
     },
-    /// A loss scaler inside of a `MultiSteps` that drops non-finite micro-batches would never see an overflow.
+    /// A loss scaler inside of a `MultiSteps` that drops non-finite micro-batches would never see
+    /// an overflow.
     #[error(
         "{inner} is inside of a MultiSteps that drops non-finite micro-batches, so its loss scale would never back off: \
          wrap the other way round, `scaler.wrap(MultiSteps::new(..))`, or skip whole windows as PyTorch does, \
@@ -132,7 +134,8 @@ pub enum AccumError {
         /// The type of the inner optimizer.
         inner: String,
     },
-    /// Under `Tokens`, the wrapped optimizer is sharded: each rank would divide gradients of all ranks' items by its own number of items.
+    /// Under `Tokens`, the wrapped optimizer is sharded: each rank would divide gradients of all
+    /// ranks' items by its own number of items.
     #[error(
         "Normalization::Tokens around {inner}, which reduces gradients over ranks, but each rank counts its own items: hand over the \
          count of all, `let items = zero.items_of_all_ranks();` and \

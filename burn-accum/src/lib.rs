@@ -1,13 +1,17 @@
-//! Gradient accumulation for [Burn](https://burn.dev) 0.21: a window of micro-batches is one exact update.
+//! Gradient accumulation for [Burn](https://burn.dev) 0.21: a window of micro-batches is one exact
+//! update.
 //!
-//! Exact is the update of the whole batch, to f32 rounding. That holds for a model that computes each item by itself. A `BatchNorm` normalises by the
-//! micro-batch that it sees, as it does in PyTorch, and a loss between the items of a batch (contrastive learning) sees the micro-batch's only.
+//! Exact is the update of the whole batch, to f32 rounding. That holds for a model that computes
+//! each item by itself. A `BatchNorm` normalises by the micro-batch that it sees, as it does in
+//! PyTorch, and a loss between the items of a batch (contrastive learning) sees the micro-batch's
+//! only.
 //!
 //! # A window
 //!
-//! [`MultiSteps`] is an optimizer that wraps any optimizer. It sums the gradients of `steps` micro-batches in f32, in place, then
-//! takes one step of the wrapped optimizer; until then parameters and optimizer are untouched, bit for bit. Model code,
-//! `TrainStep` and the training loop do not change:
+//! [`MultiSteps`] is an optimizer that wraps any optimizer. It sums the gradients of `steps`
+//! micro-batches in f32, in place, then takes one step of the wrapped optimizer; until then
+//! parameters and optimizer are untouched, bit for bit. Model code, `TrainStep` and the training
+//! loop do not change:
 //!
 //! ```
 //! # use burn::{backend::Autodiff, nn::Linear, optim::{AdamWConfig, Optimizer}};
@@ -47,16 +51,18 @@
 //! # Ok::<(), burn_accum::AccumError>(())
 //! ```
 //!
-//! A micro-batch that overflowed is dropped, and the scale lowered before the next; the window is complete when it has 8 finite
-//! micro-batches. The device decides, and the host reads the outcomes once, when the window is full. Inside of a `MultiSteps` that itself drops non-finite micro-batches the scaler would never see an
-//! overflow, so that order panics at its first step ([`AccumError::ScalerInside`]). Clipping sees the update's gradient, not a
-//! micro-batch's.
+//! A micro-batch that overflowed is dropped, and the scale lowered before the next; the window is
+//! complete when it has 8 finite micro-batches. The device decides, and the host reads the outcomes
+//! once, when the window is full. Inside of a `MultiSteps` that itself drops non-finite
+//! micro-batches the scaler would never see an overflow, so that order panics at its first step
+//! ([`AccumError::ScalerInside`]). Clipping sees the update's gradient, not a micro-batch's.
 //!
 //! # In the Learner
 //!
-//! A [`MultiSteps`] works in Burn's `Learner` as it is. Burn's own loop leaves the last window of an epoch open. With one line more,
-//! an [`AccumulatingStrategy`], it is applied with its true weights before the model is validated and recorded, and `iteration`
-//! in the progress counts updates. With [`PerUpdate`] the learning rate follows updates.
+//! A [`MultiSteps`] works in Burn's `Learner` as it is. Burn's own loop leaves the last window of
+//! an epoch open. With one line more, an [`AccumulatingStrategy`], it is applied with its true
+//! weights before the model is validated and recorded, and `iteration` in the progress counts
+//! updates. With [`PerUpdate`] the learning rate follows updates.
 //!
 //! ```
 //! # use burn::{backend::Autodiff, data::dataloader::DataLoader, lr_scheduler::{LrScheduler, cosine::CosineAnnealingLrSchedulerConfig}};
@@ -90,10 +96,11 @@
 //!
 //! # Where things are
 //!
-//! `multi_steps` is the wrapper, `tally` its arithmetic as integers, `sums` the accumulators, `arrived` the gradients
-//! of one micro-step, `counted` is how a count of items travels, `record`
-//! the saved state, `progress` what others may see. `clip` and `norm` are the global norm; `per_update` and `lr_scaling`
-//! the learning rate; `strategy` the loop of the `Learner`. `find` is [`find_micro_batch`].
+//! `multi_steps` is the wrapper, `tally` its arithmetic as integers, `sums` the accumulators,
+//! `arrived` the gradients of one micro-step, `counted` is how a count of items travels, `record`
+//! the saved state, `progress` what others may see. `clip` and `norm` are the global norm;
+//! `per_update` and `lr_scaling` the learning rate; `strategy` the loop of the `Learner`. `find` is
+//! [`find_micro_batch`].
 
 mod arrived;
 mod clip;

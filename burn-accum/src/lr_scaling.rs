@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{AccumError, InvalidValue};
 
-/// How the learning rate grows with the effective batch (micro-batch x window x ranks), from a recipe for a base batch.
+/// How the learning rate grows with the effective batch (micro-batch x window x ranks), from a
+/// recipe for a base batch.
 ///
 /// ```
 /// use burn_accum::LrScaling;
@@ -22,13 +23,14 @@ pub enum LrScaling {
     None,
     /// `k x` for a batch `k` times as large: SGD (Goyal et al., arXiv 1706.02677, section 2.1).
     Linear,
-    /// `sqrt(k) x`: Adam and its like (Malladi et al., arXiv 2205.10287, section 5; Krizhevsky, arXiv 1404.5997).
+    /// `sqrt(k) x`: Adam and its like (Malladi et al., arXiv 2205.10287, section 5; Krizhevsky,
+    /// arXiv 1404.5997).
     SquareRoot,
 }
 
 impl LrScaling {
-    /// What the learning rate of the recipe is multiplied with. Batches are numbers of items; smaller ones give a
-    /// factor below 1.
+    /// What the learning rate of the recipe is multiplied with. Batches are numbers of items;
+    /// smaller ones give a factor below 1.
     ///
     /// # Panics
     ///
@@ -43,9 +45,9 @@ impl LrScaling {
         }
     }
 
-    /// Multiplies the learning rate of `inner` with the [`factor`](Self::factor), which is reached from 1 in a
-    /// straight line over `warm_up` steps (Goyal et al., section 2.2). Steps are updates inside of a
-    /// [`PerUpdate`](crate::PerUpdate), where it belongs:
+    /// Multiplies the learning rate of `inner` with the [`factor`](Self::factor), which is reached
+    /// from 1 in a straight line over `warm_up` steps (Goyal et al., section 2.2). Steps are
+    /// updates inside of a [`PerUpdate`](crate::PerUpdate), where it belongs:
     ///
     /// ```
     /// use burn::lr_scheduler::{LrScheduler, constant::ConstantLr};
@@ -82,7 +84,8 @@ impl LrScaling {
     }
 }
 
-/// A scheduler whose learning rate is multiplied with a factor, after a warm-up: made by [`LrScaling::scale`].
+/// A scheduler whose learning rate is multiplied with a factor, after a warm-up: made by
+/// [`LrScaling::scale`].
 #[derive(Clone, Debug)]
 pub struct ScaledLr<S> {
     inner: S,

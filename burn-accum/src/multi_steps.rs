@@ -30,7 +30,8 @@ use crate::{
 /// This many windows in a row with all micro-batches dropped stop training.
 const PATIENCE: u64 = 100;
 
-/// An optimizer that takes one step a window of micro-batches (optax's `MultiSteps`, Accelerate's `accumulate`).
+/// An optimizer that takes one step a window of micro-batches (optax's `MultiSteps`, Accelerate's
+/// `accumulate`).
 ///
 /// ```text
 /// step(gradients):
@@ -40,18 +41,20 @@ const PATIENCE: u64 = 100;
 ///         sum, weight, micro_step = 0
 /// ```
 ///
-/// Between updates the module is returned unchanged, and the wrapped optimizer is not called. The only exception: before the first
-/// micro-step it is called once without gradients, to find which decorators it contains ([`message::describe`]). A parameter
-/// without a gradient in some micro-batches of a window contributes zero there; one without any gradient in a window gets none
-/// in the update, as without accumulation. With a window of one micro-batch on one device every step is the wrapped
-/// optimizer's, bit for bit.
+/// Between updates the module is returned unchanged, and the wrapped optimizer is not called. The
+/// only exception: before the first micro-step it is called once without gradients, to find which
+/// decorators it contains ([`message::describe`]). A parameter without a gradient in some
+/// micro-batches of a window contributes zero there; one without any gradient in a window gets none
+/// in the update, as without accumulation. With a window of one micro-batch on one device every
+/// step is the wrapped optimizer's, bit for bit.
 ///
-/// `step_multi` is one micro-step; each device that brings gradients counts as a micro-batch. Where Burn itself adds up the
-/// gradients of several devices (unless its strategy calls `step_multi` without accumulating), [`Normalization::Tokens`] is
-/// exact and [`Normalization::Mean`] is not, because the number of micro-batches is unknown.
+/// `step_multi` is one micro-step; each device that brings gradients counts as a micro-batch. Where
+/// Burn itself adds up the gradients of several devices (unless its strategy calls `step_multi`
+/// without accumulating), [`Normalization::Tokens`] is exact and [`Normalization::Mean`] is not,
+/// because the number of micro-batches is unknown.
 ///
-/// The record holds the partial window beside the optimizer's: see [`AccumRecord`]. A clone has its own window and its
-/// own optimizer, and shares the [`UpdateCounter`]; a copy for another rank
+/// The record holds the partial window beside the optimizer's: see [`AccumRecord`]. A clone has its
+/// own window and its own optimizer, and shares the [`UpdateCounter`]; a copy for another rank
 /// ([`copy_for_rank`](burn_decorator::ranks::copy_for_rank)) has its own.
 ///
 /// ```
@@ -78,13 +81,15 @@ const PATIENCE: u64 = 100;
 /// A step panics with the message of an [`AccumError`]: [`MissingCount`](AccumError::MissingCount),
 /// [`InvalidCount`](AccumError::InvalidCount), [`NoItems`](AccumError::NoItems) under `Tokens`,
 /// [`ItemsOfOneRank`](AccumError::ItemsOfOneRank) under `Tokens`,
-/// [`UnexpectedCount`](AccumError::UnexpectedCount) under `Mean`, [`NothingFinite`](AccumError::NothingFinite) after
-/// 100 windows in a row of which all micro-batches were dropped, [`ScalerInside`](AccumError::ScalerInside).
+/// [`UnexpectedCount`](AccumError::UnexpectedCount) under `Mean`,
+/// [`NothingFinite`](AccumError::NothingFinite) after 100 windows in a row of which all
+/// micro-batches were dropped, [`ScalerInside`](AccumError::ScalerInside).
 ///
 /// # Cost
 ///
-/// One f32 copy of the gradients. A micro-step reads each gradient and reads and writes each sum (the first of a window only keeps
-/// the gradients); an update reads and writes the sums once more. To find non-finite gradients: see [`NonFinite`].
+/// One f32 copy of the gradients. A micro-step reads each gradient and reads and writes each sum
+/// (the first of a window only keeps the gradients); an update reads and writes the sums once more.
+/// To find non-finite gradients: see [`NonFinite`].
 #[derive(Clone)]
 pub struct MultiSteps<O> {
     inner: O,
@@ -139,12 +144,14 @@ impl<O> MultiSteps<O> {
         self
     }
 
-    /// For [`Normalization::Tokens`] with gradients that are reduced over ranks: `items` converts the number of items in a micro-batch
-    /// of this rank to the number for the reduced gradients. For a sum over ranks it is the sum, for a mean over ranks the mean, so that
-    /// the update is the gradient of all losses of all ranks and micro-batches divided by all their items.
+    /// For [`Normalization::Tokens`] with gradients that are reduced over ranks: `items` converts
+    /// the number of items in a micro-batch of this rank to the number for the reduced gradients.
+    /// For a sum over ranks it is the sum, for a mean over ranks the mean, so that the update is
+    /// the gradient of all losses of all ranks and micro-batches divided by all their items.
     ///
-    /// burn-zero provides it: `MultiSteps::new(zero, config)?.with_items_of_all_ranks(items)`, where `items` is
-    /// `zero.items_of_all_ranks()`. It is called once per micro-step, on all ranks.
+    /// burn-zero provides it: `MultiSteps::new(zero, config)?.with_items_of_all_ranks(items)`,
+    /// where `items` is `zero.items_of_all_ranks()`. It is called once per micro-step, on all
+    /// ranks.
     #[must_use]
     pub fn with_items_of_all_ranks(
         mut self,
@@ -179,8 +186,9 @@ impl<O> MultiSteps<O> {
         self.inner
     }
 
-    /// Applies the partial window with its true weights, for the end of an epoch or of the training. Nothing happens
-    /// if the window is empty. [`flush`](crate::flush()) does the same where the optimizer is out of reach.
+    /// Applies the partial window with its true weights, for the end of an epoch or of the
+    /// training. Nothing happens if the window is empty. [`flush`](crate::flush()) does the same
+    /// where the optimizer is out of reach.
     ///
     /// # Panics
     ///
@@ -226,7 +234,8 @@ impl<O> MultiSteps<O> {
         };
         raise(self.check_presence(&counts, step.micro_batches));
 
-        // Other ranks take part in the decision on the host, and gradients may be there; and where a micro-batch is an update, nothing is read twice.
+        // Other ranks take part in the decision on the host, and gradients may be there; and where
+        // a micro-batch is an update, nothing is read twice.
         let alone = self.steps() == 1 && self.micro_steps::<B::InnerBackend>() == 0;
         let verdict = if alone || decide_on_host() || self.items_of_all_ranks.is_some() {
             self.read::<B::InnerBackend>(false);
@@ -304,7 +313,8 @@ impl<O> MultiSteps<O> {
         self.tally.window.micro_steps + self.window.of::<I>().unread().len() as u64
     }
 
-    /// Reads and counts the micro-steps that have not been read. See [`Window::read`](crate::sums::Window::read).
+    /// Reads and counts the micro-steps that have not been read. See
+    /// [`Window::read`](crate::sums::Window::read).
     fn read<I: Backend>(&mut self, probe_sums: bool) -> bool {
         let (known, finite) = self.window.of::<I>().read(probe_sums);
         known.into_iter().for_each(|known| self.count(known));
@@ -332,14 +342,16 @@ impl<O> MultiSteps<O> {
         self.counter.publish(self.tally, unread);
     }
 
-    /// Ends a window that is not empty; unless it is `flushed`, only if it is complete without what the loss scaler drops.
+    /// Ends a window that is not empty; unless it is `flushed`, only if it is complete without what
+    /// the loss scaler drops.
     fn close<B, M>(&mut self, lr: LearningRate, module: M, flushed: bool) -> M
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
-        // One checked micro-batch needs no second check; the sum of several finite ones may overflow.
+        // One checked micro-batch needs no second check; the sum of several finite ones may
+        // overflow.
         let unread = self.window.of::<B::InnerBackend>().unread();
         let unread: u64 = unread.iter().map(|unread| unread.step.micro_batches).sum();
         let check =
@@ -474,9 +486,10 @@ impl<O> MultiSteps<O> {
     }
 }
 
-/// Applies the partial window of a [`MultiSteps`] that is out of reach, inside of Burn's `Learner` or of other wrappers, as
-/// [`MultiSteps::flush`] does. `step` is a step of the outermost optimizer with the gradients that it is given, which are none; without a
-/// `MultiSteps` in it nothing happens.
+/// Applies the partial window of a [`MultiSteps`] that is out of reach, inside of Burn's `Learner`
+/// or of other wrappers, as [`MultiSteps::flush`] does. `step` is a step of the outermost optimizer
+/// with the gradients that it is given, which are none; without a `MultiSteps` in it nothing
+/// happens.
 ///
 /// ```
 /// use burn::{backend::Autodiff, optim::{Optimizer, SgdConfig}, prelude::*};

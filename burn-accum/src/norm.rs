@@ -6,8 +6,8 @@ use burn_decorator::gauge_metric;
 use burn_decorator::ranks::{ForRank, Shared};
 use parking_lot::Mutex;
 
-/// The gradient norm of a [`ClipGlobalNorm`](crate::ClipGlobalNorm): a handle that stays valid when the optimizer
-/// moves into a `Learner`. Clones, of the handle and of the optimizer, share it.
+/// The gradient norm of a [`ClipGlobalNorm`](crate::ClipGlobalNorm): a handle that stays valid when
+/// the optimizer moves into a `Learner`. Clones, of the handle and of the optimizer, share it.
 #[derive(Clone, Default)]
 pub struct GradNorm {
     shared: Shared<Norms>,
@@ -39,9 +39,10 @@ enum Last {
 }
 
 impl GradNorm {
-    /// The norm over all parameters before it was clipped (what `torch.nn.utils.clip_grad_norm_` returns); `None`
-    /// before the first update. Under the loss scaler's `Detection::Deferred` it is that of the last step, also if that was undone. The first
-    /// call after an update waits for the device, further ones do not.
+    /// The norm over all parameters before it was clipped (what `torch.nn.utils.clip_grad_norm_`
+    /// returns); `None` before the first update. Under the loss scaler's `Detection::Deferred` it
+    /// is that of the last step, also if that was undone. The first call after an update waits for
+    /// the device, further ones do not.
     pub fn last(&self) -> Option<f32> {
         let mut shared = self.shared.0.lock();
         let norm = match core::mem::take(&mut shared.last) {
@@ -53,8 +54,8 @@ impl GradNorm {
         Some(norm)
     }
 
-    /// Provides the norm to clip the next update by: where the gradients are sharded over ranks, only all of
-    /// them together know it. Used once.
+    /// Provides the norm to clip the next update by: where the gradients are sharded over ranks,
+    /// only all of them together know it. Used once.
     pub fn provide(&self, norm: f32) {
         self.shared.0.lock().provided = Some(norm);
     }
@@ -75,8 +76,8 @@ impl core::fmt::Debug for GradNorm {
     }
 }
 
-/// The gradient norm of the last update, before clipping; NaN before the first one. An epoch's value is Burn's mean over its batches,
-/// without those before the first update.
+/// The gradient norm of the last update, before clipping; NaN before the first one. An epoch's
+/// value is Burn's mean over its batches, without those before the first update.
 #[derive(Clone)]
 pub struct GradNormMetric(Gauge);
 

@@ -11,8 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::UpdateCounter;
 
-/// A scheduler that advances once per update. It may be stepped for every micro-batch, as Burn's `Learner` does, but
-/// does not advance within a window or when an update was skipped (as Accelerate's `AcceleratedScheduler`).
+/// A scheduler that advances once per update. It may be stepped for every micro-batch, as Burn's
+/// `Learner` does, but does not advance within a window or when an update was skipped (as
+/// Accelerate's `AcceleratedScheduler`).
 ///
 /// ```
 /// use burn::{lr_scheduler::{LrScheduler, linear::LinearLrSchedulerConfig}, nn::Linear};
@@ -44,20 +45,23 @@ pub struct PerUpdate<S> {
 enum State {
     /// Not stepped yet.
     New,
-    /// Loaded from a record and not stepped since; `behind` is the number of updates that it has not followed yet.
+    /// Loaded from a record and not stepped since; `behind` is the number of updates that it has
+    /// not followed yet.
     Loaded { lr: LearningRate, behind: u64 },
     /// `lr` holds since `updates` updates.
     Running { lr: LearningRate, updates: u64 },
 }
 
 impl<S> PerUpdate<S> {
-    /// Follows the updates of a [`MultiSteps`](crate::MultiSteps): see its [`updates`](crate::MultiSteps::updates).
+    /// Follows the updates of a [`MultiSteps`](crate::MultiSteps): see its
+    /// [`updates`](crate::MultiSteps::updates).
     pub fn new(inner: S, updates: &UpdateCounter) -> Self {
         let updates = updates.clone();
         Self::from_fn(inner, move || updates.updates())
     }
 
-    /// Follows any count of updates taken, for instance under a loss scaler that skips whole windows:
+    /// Follows any count of updates taken, for instance under a loss scaler that skips whole
+    /// windows:
     ///
     /// ```
     /// # use burn::lr_scheduler::constant::ConstantLr;
@@ -136,11 +140,12 @@ impl<S: LrScheduler> LrScheduler for PerUpdate<S> {
     }
 }
 
-/// The record of a [`PerUpdate`]. It depends on no absolute number of updates: optimizer and scheduler may be loaded
-/// in any order.
+/// The record of a [`PerUpdate`]. It depends on no absolute number of updates: optimizer and
+/// scheduler may be loaded in any order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PerUpdateRecord<R> {
-    /// The learning rate, and the number of updates that it has not followed; `None` before the first step.
+    /// The learning rate, and the number of updates that it has not followed; `None` before the
+    /// first step.
     current: Option<(LearningRate, u64)>,
     /// The wrapped scheduler's own record.
     inner: R,

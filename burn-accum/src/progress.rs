@@ -10,11 +10,11 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::tally::{Step, Tally};
 
-/// How far a [`MultiSteps`](crate::MultiSteps) is: a handle that stays valid when the optimizer moves into a `Learner`.
-/// Clones, of the handle and of the optimizer, share it.
+/// How far a [`MultiSteps`](crate::MultiSteps) is: a handle that stays valid when the optimizer
+/// moves into a `Learner`. Clones, of the handle and of the optimizer, share it.
 ///
-/// Updates are known to the host. What is in the open window is read from the device when it is complete: the other accessors wait
-/// for it if they are asked before.
+/// Updates are known to the host. What is in the open window is read from the device when it is
+/// complete: the other accessors wait for it if they are asked before.
 #[derive(Clone, Debug, Default)]
 pub struct UpdateCounter {
     seen: Shared<Counts>,
@@ -45,8 +45,9 @@ pub struct Dropped {
     pub micro_batch: u64,
     /// Updates taken before.
     pub updates: u64,
-    /// Paths of all parameters with a non-finite gradient, such as `blocks.3.attention.query.weight`: in module order, or
-    /// in the order of their names where several ranks decide together.
+    /// Paths of all parameters with a non-finite gradient, such as
+    /// `blocks.3.attention.query.weight`: in module order, or in the order of their names where
+    /// several ranks decide together.
     pub parameters: Vec<String>,
 }
 
@@ -56,13 +57,14 @@ impl UpdateCounter {
         self.seen.0.lock().tally.updates
     }
 
-    /// Windows that were no update, because all of their micro-batches were dropped or their sum overflowed, also in a reduction over ranks
-    /// under a loss scaler.
+    /// Windows that were no update, because all of their micro-batches were dropped or their sum
+    /// overflowed, also in a reduction over ranks under a loss scaler.
     pub fn skipped_updates(&self) -> u64 {
         self.seen.0.lock().tally.skipped_updates
     }
 
-    /// Micro-batches so far, dropped ones included, but not those that were dropped under a loss scaler.
+    /// Micro-batches so far, dropped ones included, but not those that were dropped under a loss
+    /// scaler.
     pub fn micro_batches(&self) -> u64 {
         self.settled().tally.micro_batches
     }
@@ -140,8 +142,9 @@ impl Seen {
     }
 }
 
-/// The number of updates since the training began, for a `Learner`: Burn's own iterations are micro-batches. As of when
-/// the metric is computed, which Burn does while training goes on. Never waits for a device.
+/// The number of updates since the training began, for a `Learner`: Burn's own iterations are
+/// micro-batches. As of when the metric is computed, which Burn does while training goes on. Never
+/// waits for a device.
 #[derive(Clone)]
 pub struct UpdatesMetric(Gauge);
 

@@ -1,5 +1,5 @@
-//! The saved state: the partial window beside the wrapped optimizer's record. It can also be read from a record of that optimizer
-//! alone.
+//! The saved state: the partial window beside the wrapped optimizer's record. It can also be read
+//! from a record of that optimizer alone.
 
 use std::collections::BTreeMap;
 
@@ -25,12 +25,12 @@ use crate::{sums::Sums, tally::Tally};
 /// and the wrapped optimizer's state in full precision, also by recorders of half precision, in
 /// whose f16 second moments would become 0.
 ///
-/// The configuration is not in it. Under another window length the partial window is kept: it ends when the new length
-/// is reached, or at the next micro-step if it is already exceeded.
+/// The configuration is not in it. Under another window length the partial window is kept: it ends
+/// when the new length is reached, or at the next micro-step if it is already exceeded.
 ///
-/// Files that the wrapped optimizer's own record was written to can be loaded as well, if their format names fields
-/// (Burn's `NamedMpk` and JSON recorders, compressed or not); the window is then empty. The other way round is not
-/// possible.
+/// Files that the wrapped optimizer's own record was written to can be loaded as well, if their
+/// format names fields (Burn's `NamedMpk` and JSON recorders, compressed or not); the window is
+/// then empty. The other way round is not possible.
 #[derive(Clone)]
 pub struct AccumRecord<R, I: Backend> {
     /// The partial window; `None` if the file is one of the wrapped optimizer alone.

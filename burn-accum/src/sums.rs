@@ -1,4 +1,5 @@
-//! The accumulators of a window, one per parameter, in f32 on every backend, and its micro-steps that the host has not read yet.
+//! The accumulators of a window, one per parameter, in f32 on every backend, and its micro-steps
+//! that the host has not read yet.
 
 use std::{
     any::Any,
@@ -57,8 +58,9 @@ impl<I: Backend> From<Sums<I>> for Window<I> {
 }
 
 impl<I: Backend> Window<I> {
-    /// Adds the gradients of a micro-step, in place: reads each gradient, reads and writes each sum. The first ones of a window are not
-    /// copied, but become the sums. The device leaves them out if the verdict of `unread` says so.
+    /// Adds the gradients of a micro-step, in place: reads each gradient, reads and writes each
+    /// sum. The first ones of a window are not copied, but become the sums. The device leaves them
+    /// out if the verdict of `unread` says so.
     pub(crate) fn add<B, M>(&mut self, module: &M, arrived: Arrived, unread: Option<Unread<I>>)
     where
         B: AutodiffBackend<InnerBackend = I>,
@@ -81,8 +83,9 @@ impl<I: Backend> Window<I> {
         &self.unread
     }
 
-    /// Reads them, in one host read, and takes out what none of the finite ones has brought. With `probe_sums` the same read tells
-    /// whether the sum of the elements of each accumulator is finite.
+    /// Reads them, in one host read, and takes out what none of the finite ones has brought. With
+    /// `probe_sums` the same read tells whether the sum of the elements of each accumulator is
+    /// finite.
     pub(crate) fn read(&mut self, probe_sums: bool) -> (Vec<Known>, bool) {
         let unread = core::mem::take(&mut self.unread);
         let verdicts: Vec<_> = unread.iter().map(|unread| &*unread.verdict).collect();
@@ -136,7 +139,8 @@ impl<I: Backend> Window<I> {
     }
 }
 
-/// A [`Window`] with the backend's type erased: only the methods of the optimizer know it, not its type.
+/// A [`Window`] with the backend's type erased: only the methods of the optimizer know it, not its
+/// type.
 #[derive(Default)]
 pub(crate) struct AnyWindow(Option<Box<dyn Erased>>);
 
@@ -183,9 +187,11 @@ struct Adder<'a, I: Backend> {
 
 impl<B: AutodiffBackend> ModuleVisitor<B> for Adder<'_, B::InnerBackend> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        // Removed from the map for the addition, because only a tensor with one owner is overwritten in place.
+        // Removed from the map for the addition, because only a tensor with one owner is
+        // overwritten in place.
         let sum = self.sums.remove(&param.id).map(Tensor::from_primitive);
-        // Burn loads a window to the default device. On several devices a gradient says where its sum belongs.
+        // Burn loads a window to the default device. On several devices a gradient says where its
+        // sum belongs.
         let sum = match self.arrived.is_of_one_device() {
             true => sum.map(|sum| on(sum, &param.val().device())),
             false => sum,

@@ -10,10 +10,12 @@ use crate::{AccumError, Normalization};
 pub(crate) struct Tally {
     /// Windows that became a step of the wrapped optimizer.
     pub(crate) updates: u64,
-    /// Windows that did not, because all of their micro-batches were dropped or their sum overflowed.
+    /// Windows that did not, because all of their micro-batches were dropped or their sum
+    /// overflowed.
     pub(crate) skipped_updates: u64,
     pub(crate) skipped_in_a_row: u64,
-    /// Micro-batches that arrived, dropped ones included, but not those that were dropped under a loss scaler.
+    /// Micro-batches that arrived, dropped ones included, but not those that were dropped under a
+    /// loss scaler.
     pub(crate) micro_batches: u64,
     pub(crate) dropped: u64,
     pub(crate) window: WindowTally,
@@ -39,8 +41,8 @@ pub(crate) struct Step {
 }
 
 impl Tally {
-    /// Counts a micro-step that goes into the sum, or, if it has `culprits`, is dropped with its weight. One that is dropped under a loss
-    /// scaler counts for nothing.
+    /// Counts a micro-step that goes into the sum, or, if it has `culprits`, is dropped with its
+    /// weight. One that is dropped under a loss scaler counts for nothing.
     pub(crate) fn count(&mut self, step: &Step, items: f64, culprits: &[String]) {
         let dropped = !culprits.is_empty();
         if dropped && step.scaled {
@@ -70,7 +72,8 @@ impl Tally {
         self.window = WindowTally::default();
     }
 
-    /// The divisor of the current window's sum; 1 in place of a number of items that an estimate simulates.
+    /// The divisor of the current window's sum; 1 in place of a number of items that an estimate
+    /// simulates.
     ///
     /// # Errors
     ///

@@ -1,6 +1,7 @@
 //! A micro-batch for a real model on Flex, measured by an allocator that counts.
 //!
-//! All of a process's heap is counted, so there is one test: the harness starts threads of its own beside several.
+//! All of a process's heap is counted, so there is one test: the harness starts threads of its own
+//! beside several.
 
 use burn::{
     backend::Autodiff,
@@ -152,7 +153,8 @@ fn the_largest_that_fits_is_found_twice() {
     assert_eq!(found.predicted_most(), micro_batch);
     assert!(peak_of(micro_batch) <= usable_bytes);
     assert!(peak_of(micro_batch + 1) > usable_bytes);
-    // Up to 24 items the update is the peak, which gives the search no slope: one trial more than without.
+    // Up to 24 items the update is the peak, which gives the search no slope: one trial more than
+    // without.
     assert!(found.trials.len() <= 9, "{found}");
 
     let again = find(limit_bytes).unwrap();

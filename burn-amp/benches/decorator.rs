@@ -1,5 +1,5 @@
-//! What the decorator costs an operation: the bare backend and the decorator side by side, on tensors so small that nothing
-//! else is measured.
+//! What the decorator costs an operation: the bare backend and the decorator side by side, on
+//! tensors so small that nothing else is measured.
 #![allow(missing_docs)] // criterion_group
 use std::hint::black_box;
 
@@ -10,7 +10,8 @@ use burn_amp::{Autocast, Bf16, Configured, Off};
 use burn_flex::Flex;
 use criterion::{Criterion, criterion_group, criterion_main};
 
-/// Operations of each class that bring no work of their own: under every policy here nothing is cast.
+/// Operations of each class that bring no work of their own: under every policy here nothing is
+/// cast.
 fn operations<B: Backend>(name: &str, criterion: &mut Criterion) {
     let x = Tensor::<B, 1>::ones([1], &B::Device::default());
     let mut group = |op: &str, f: &dyn Fn(Tensor<B, 1>) -> Tensor<B, 1>| {

@@ -1,6 +1,6 @@
-//! What casting a weight again at every use costs: a recurrent cell whose weights are used once a time step, cast by autocast
-//! every time, the same over `CastCache`, and on weights that the user cast once, whose gradients are then summed in bf16.
-//! Forward and backward.
+//! What casting a weight again at every use costs: a recurrent cell whose weights are used once a
+//! time step, cast by autocast every time, the same over `CastCache`, and on weights that the user
+//! cast once, whose gradients are then summed in bf16. Forward and backward.
 #![allow(missing_docs)] // criterion_group
 
 use std::hint::black_box;

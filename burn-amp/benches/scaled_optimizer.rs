@@ -1,5 +1,6 @@
-//! What checking the gradients costs: an AdamW step over 4 million parameters, plain, under both kinds of detection, and
-//! under a disabled scaler. Backward is not part of it, so on a device queue `Sync` shows its stall only in a whole step.
+//! What checking the gradients costs: an AdamW step over 4 million parameters, plain, under both
+//! kinds of detection, and under a disabled scaler. Backward is not part of it, so on a device
+//! queue `Sync` shows its stall only in a whole step.
 #![allow(missing_docs)] // criterion_group
 
 use burn::{

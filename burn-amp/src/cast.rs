@@ -8,15 +8,18 @@ use serde::{Deserialize, Serialize};
 
 /// What autocast does to the float operands of an operation.
 ///
-/// The classes of [`torch.autocast`](https://pytorch.org/docs/stable/amp.html#cuda-op-specific-behavior). None of them
-/// touches f64, integer, boolean or quantized operands, and in every class operands of different types are brought to
-/// one type before the inner backend sees them.
+/// The classes of
+/// [`torch.autocast`](https://pytorch.org/docs/stable/amp.html#cuda-op-specific-behavior). None of
+/// them touches f64, integer, boolean or quantized operands, and in every class operands of
+/// different types are brought to one type before the inner backend sees them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cast {
-    /// To the policy's low type: operations whose cost is arithmetic and that tolerate it (matmul, convolution).
+    /// To the policy's low type: operations whose cost is arithmetic and that tolerate it (matmul,
+    /// convolution).
     Lower,
-    /// To f32: operations that lose range or digits in a low type (exponentials, reductions, norms, losses).
+    /// To f32: operations that lose range or digits in a low type (exponentials, reductions, norms,
+    /// losses).
     Full,
     /// To the widest type among the operands: f16 with bf16 gives f32.
     Promote,
@@ -68,9 +71,10 @@ pub(crate) enum Arithmetic {
 /// What a float tensor is computed from: a gradient, parameters that a loss scaler's optimizer has
 /// updated, or neither.
 ///
-/// An optimizer runs on the same backend as `model.valid()`, and only the latter may be lowered. So gradients are marked where they are
-/// read, or [loaded](burn_decorator::gradient::load) from the host. Results of marked tensors are marked too (momentum, Muon's
-/// orthogonalised update), and operations on them are never lowered. `from_inner`, which makes the updated parameter a training
+/// An optimizer runs on the same backend as `model.valid()`, and only the latter may be lowered. So
+/// gradients are marked where they are read, or [loaded](burn_decorator::gradient::load) from the
+/// host. Results of marked tensors are marked too (momentum, Muon's orthogonalised update), and
+/// operations on them are never lowered. `from_inner`, which makes the updated parameter a training
 /// tensor again, clears the mark.
 ///
 /// A parameter that the optimizer of a [`GradScaler`](crate::GradScaler) has updated is marked with
@@ -165,7 +169,8 @@ impl Operands {
         self.widest.is_none()
     }
 
-    /// The lineage of the results: that of the operands, or where there are none, that of the host data they are made from.
+    /// The lineage of the results: that of the operands, or where there are none, that of the host
+    /// data they are made from.
     #[inline]
     pub fn lineage(&self) -> Lineage {
         if !self.is_empty() {
@@ -179,7 +184,8 @@ impl Operands {
         under_way.map_or(self.lineage, |step| Lineage::Trained(step.owner))
     }
 
-    /// The type of the operand that the others are written into (kind `Follow`), after the others were brought to `target`.
+    /// The type of the operand that the others are written into (kind `Follow`), after the others
+    /// were brought to `target`.
     #[inline]
     pub fn destination(&self, target: Option<FloatDType>) -> Option<FloatDType> {
         target.or(self.first)
@@ -187,8 +193,8 @@ impl Operands {
 
     /// The type that every float operand is brought to, or `None` to leave them as they are.
     ///
-    /// Operands of different types are promoted in any case: the inner backend would reject them or, on CubeCL, silently
-    /// miscompute.
+    /// Operands of different types are promoted in any case: the inner backend would reject them
+    /// or, on CubeCL, silently miscompute.
     #[inline]
     pub fn target(&self, class: Cast, arithmetic: Arithmetic) -> Option<FloatDType> {
         let widest = self.widest?;

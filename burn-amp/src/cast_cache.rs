@@ -10,19 +10,21 @@ use burn_decorator::{kind_type, map_operand, map_result};
 
 use crate::cast::is_low;
 
-/// A backend that keeps the low copy of an f32 tensor, for weights that are used many times in a step:
-/// `Autocast<Autodiff<CastCache<Cuda>>>`.
+/// A backend that keeps the low copy of an f32 tensor, for weights that are used many times in a
+/// step: `Autocast<Autodiff<CastCache<Cuda>>>`.
 ///
-/// Put it *below* `Autodiff`. Every use of a weight then still has its own cast in the graph, with its own gradient in f32, so no
-/// gradient is lost. Only the low copy is shared: the cast is computed once, and backward keeps one copy. Sharing is safe because a
-/// tensor's value never changes: an operation makes a new tensor. PyTorch's autocast caches the node of the graph instead, which
-/// loses gradients when the first use is without them.
+/// Put it *below* `Autodiff`. Every use of a weight then still has its own cast in the graph, with
+/// its own gradient in f32, so no gradient is lost. Only the low copy is shared: the cast is
+/// computed once, and backward keeps one copy. Sharing is safe because a tensor's value never
+/// changes: an operation makes a new tensor. PyTorch's autocast caches the node of the graph
+/// instead, which loses gradients when the first use is without them.
 ///
 /// # Cost
 ///
-/// One host allocation per operation. The low copy, half the bytes of its tensor, lives as long as the tensor: two bytes per
-/// parameter, and per element of each f32 activation that is cast and kept. It pays for recurrent cells and shared weights;
-/// `cargo bench --workspace --bench recast` measures it.
+/// One host allocation per operation. The low copy, half the bytes of its tensor, lives as long as
+/// the tensor: two bytes per parameter, and per element of each f32 activation that is cast and
+/// kept. It pays for recurrent cells and shared weights; `cargo bench --workspace --bench recast`
+/// measures it.
 ///
 /// ```
 /// use burn::backend::Autodiff;
@@ -106,7 +108,8 @@ macro_rules! unwrap {
 
 /// One method.
 macro_rules! method {
-    // The same values: the parameter of a `valid()` model shares the low copy of the one that is trained.
+    // The same values: the parameter of a `valid()` model shares the low copy of the one that is
+    // trained.
     (float_detach($arg:ident: $kind:tt) -> $ret:tt) => {
         fn float_detach(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
             let CachedTensor { tensor, low } = tensor;

@@ -82,8 +82,8 @@ impl FromStr for PolicyName {
 pub struct AmpConfig {
     /// The policy, bf16 by default.
     pub policy: PolicyName,
-    /// Classes that replace those of the table, by operation: `{"softmax": "lower"}`. Names are those of
-    /// [`op_table`](crate::op_table), with or without `float_`.
+    /// Classes that replace those of the table, by operation: `{"softmax": "lower"}`. Names are
+    /// those of [`op_table`](crate::op_table), with or without `float_`.
     pub ops: BTreeMap<String, Cast>,
 }
 
@@ -136,13 +136,14 @@ impl AmpConfig {
         self
     }
 
-    /// Makes this the process's configuration: every backend with policy [`Configured`](crate::Configured) follows it
-    /// from its next operation on, on every thread.
+    /// Makes this the process's configuration: every backend with policy
+    /// [`Configured`](crate::Configured) follows it from its next operation on, on every thread.
     ///
     /// # Errors
     ///
-    /// [`AmpError::UnknownOp`] where `ops` names something that does not compute with float tensors,
-    /// [`AmpError::DuplicateOp`] where it names an operation twice; nothing is installed then.
+    /// [`AmpError::UnknownOp`] where `ops` names something that does not compute with float
+    /// tensors, [`AmpError::DuplicateOp`] where it names an operation twice; nothing is installed
+    /// then.
     pub fn install(&self) -> Result<(), AmpError> {
         policy::configure(self.mode()?);
         Ok(())
@@ -152,8 +153,8 @@ impl AmpConfig {
     ///
     /// # Errors
     ///
-    /// [`AmpError::UnsupportedDtype`] with the device, the backend, the type and what the device can do, and
-    /// [`AmpError::UnknownOp`] as [`install`](Self::install).
+    /// [`AmpError::UnsupportedDtype`] with the device, the backend, the type and what the device
+    /// can do, and [`AmpError::UnknownOp`] as [`install`](Self::install).
     pub fn check<B: Backend>(&self, device: &B::Device) -> Result<(), AmpError> {
         self.overrides()?;
         match self.policy.low() {
@@ -180,7 +181,8 @@ impl AmpConfig {
                 .policy
                 .low()
                 .map_or(Arithmetic::AsGiven, Arithmetic::Low),
-            // Leaked, so that every operation reads it through a plain reference; a process installs only a few.
+            // Leaked, so that every operation reads it through a plain reference; a process
+            // installs only a few.
             overrides: (!overrides.is_empty()).then(|| &*Box::leak(Box::new(overrides))),
         })
     }

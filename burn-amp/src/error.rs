@@ -28,7 +28,8 @@ pub enum AmpError {
         /// The float types that the device supports in full.
         supported: String,
     },
-    /// A configuration names an operation that does not exist or does not compute with float tensors.
+    /// A configuration names an operation that does not exist or does not compute with float
+    /// tensors.
     #[error(
         "unknown operation `{name}`: nearest is `{nearest}`; operations that can be configured are: {valid}"
     )]
@@ -66,8 +67,8 @@ pub enum AmpError {
         expected: &'static str,
     },
 
-    /// Gradients are still non-finite although the loss scale cannot be lowered any further (DeepSpeed: "Current
-    /// loss scale already at minimum").
+    /// Gradients are still non-finite although the loss scale cannot be lowered any further
+    /// (DeepSpeed: "Current loss scale already at minimum").
     #[error(
         "loss scale collapsed: step {step} overflowed at scale {scale}, which cannot be lowered; non-finite gradients in {}{}",
         name_some(.parameters), of_which(*.scalers)
@@ -99,7 +100,8 @@ pub enum AmpError {
         attempts: u32,
     },
 
-    /// A trained parameter is itself in half precision (PyTorch: "Attempting to unscale FP16 gradients").
+    /// A trained parameter is itself in half precision (PyTorch: "Attempting to unscale FP16
+    /// gradients").
     #[error(
         "attempting to unscale {dtype:?} gradients: parameter `{path}` is stored as {dtype:?}, but a scaled optimizer \
          needs f32 parameters (autocast lowers the precision of operations, not of parameters)"

@@ -1,12 +1,13 @@
-//! Automatic mixed precision for [Burn](https://burn.dev) 0.21: autocast and dynamic loss scaling, without a change in
-//! model code.
+//! Automatic mixed precision for [Burn](https://burn.dev) 0.21: autocast and dynamic loss scaling,
+//! without a change in model code.
 //!
 //! # Autocast
 //!
-//! [`Autocast<B, P>`](Autocast) is a backend that wraps any backend. One table has a row per operation, which says its precision:
-//! matmuls and convolutions in bf16 or f16, exponentials, reductions, norms and losses in f32, the rest in the type of the
-//! operands. Parameters, gradients and optimizer state stay f32. Formulas of Burn that leave the range of a low type are replaced, so that no
-//! value or gradient is worse than PyTorch's autocast of the same operation.
+//! [`Autocast<B, P>`](Autocast) is a backend that wraps any backend. One table has a row per
+//! operation, which says its precision: matmuls and convolutions in bf16 or f16, exponentials,
+//! reductions, norms and losses in f32, the rest in the type of the operands. Parameters, gradients
+//! and optimizer state stay f32. Formulas of Burn that leave the range of a low type are replaced,
+//! so that no value or gradient is worse than PyTorch's autocast of the same operation.
 //!
 //! ```
 //! use burn::backend::Autodiff;
@@ -27,13 +28,15 @@
 //! | [`Off`] | none | bit for bit the inner backend |
 //! | [`Configured`] | as [`AmpConfig::install`] says | for a choice at run time; reaches every thread |
 //!
-//! [`autocast`] overrides the policy for a scope of this thread. [`op_table`] is the table. [`CastCache`] below `Autodiff`
-//! casts a weight that is used many times in a step once. [`custom_op`] applies the table's rules to a kernel of your own.
+//! [`autocast`] overrides the policy for a scope of this thread. [`op_table`] is the table.
+//! [`CastCache`] below `Autodiff` casts a weight that is used many times in a step once.
+//! [`custom_op`] applies the table's rules to a kernel of your own.
 //!
 //! # Loss scaling
 //!
-//! f16 gradients underflow. A [`GradScaler`] multiplies the loss inside of `backward`, and gradients are unscaled where
-//! they are read, so the training loop does not change; only the optimizer is wrapped:
+//! f16 gradients underflow. A [`GradScaler`] multiplies the loss inside of `backward`, and
+//! gradients are unscaled where they are read, so the training loop does not change; only the
+//! optimizer is wrapped:
 //!
 //! ```
 //! # use burn::{backend::Autodiff, nn::Linear, optim::{AdamConfig, Optimizer}};
@@ -47,15 +50,15 @@
 //! # Ok::<(), burn_amp::AmpError>(())
 //! ```
 //!
-//! A step with a non-finite gradient changes nothing, bit for bit; the parameters with such gradients are in the log and in
-//! [`GradScaler::last_overflow`]. With [`Watch`] below `Autodiff` and [`explain_overflow`] in `TrainStep::step`, so is the first operation that
-//! overflowed.
+//! A step with a non-finite gradient changes nothing, bit for bit; the parameters with such
+//! gradients are in the log and in [`GradScaler::last_overflow`]. With [`Watch`] below `Autodiff`
+//! and [`explain_overflow`] in `TrainStep::step`, so is the first operation that overflowed.
 //!
 //! # Where things are
 //!
-//! `cast.rs` is the rule, `policy.rs` says which low type and where, `table.rs` is the table as data, `decorator/` makes the
-//! backend from it; `loss_scale.rs` is the state machine and `scaler/` everything around it; `watch.rs` finds the operation that
-//! overflowed first.
+//! `cast.rs` is the rule, `policy.rs` says which low type and where, `table.rs` is the table as
+//! data, `decorator/` makes the backend from it; `loss_scale.rs` is the state machine and `scaler/`
+//! everything around it; `watch.rs` finds the operation that overflowed first.
 
 mod cast;
 mod cast_cache;

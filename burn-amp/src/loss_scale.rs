@@ -1,4 +1,5 @@
-//! The loss scale as a pure state machine: per step it gets whether gradients overflowed and returns the scale. No burn import.
+//! The loss scale as a pure state machine: per step it gets whether gradients overflowed and
+//! returns the scale. No burn import.
 //!
 //! ```text
 //! update(found_inf):
@@ -15,14 +16,16 @@
 //!             if isfinite(scale * growth_factor):  scale *= growth_factor
 //! ```
 //!
-//! With hysteresis 1 and no floor this is PyTorch's `_amp_update_scale_` (aten/src/ATen/native/cuda/AmpKernels.cu);
-//! hysteresis and floor are those of DeepSpeed's `DynamicLossScaler` (deepspeed/runtime/fp16/loss_scaler.py).
+//! With hysteresis 1 and no floor this is PyTorch's `_amp_update_scale_`
+//! (aten/src/ATen/native/cuda/AmpKernels.cu); hysteresis and floor are those of DeepSpeed's
+//! `DynamicLossScaler` (deepspeed/runtime/fp16/loss_scaler.py).
 
 use serde::{Deserialize, Serialize};
 
 use crate::scaler::GradScalerConfig;
 
-/// The dynamic loss scale, as a plain value: tell it whether a step overflowed, then read the next scale.
+/// The dynamic loss scale, as a plain value: tell it whether a step overflowed, then read the next
+/// scale.
 ///
 /// ```
 /// use burn_amp::{GradScalerConfig, LossScale, ScaleUpdate};
@@ -49,7 +52,8 @@ pub struct LossScale {
 pub struct LossScaleState {
     /// The current scale.
     pub scale: f32,
-    /// Finite steps since the scale last changed or a step last overflowed (PyTorch's `_growth_tracker`).
+    /// Finite steps since the scale last changed or a step last overflowed (PyTorch's
+    /// `_growth_tracker`).
     pub growth_tracker: u32,
     /// The scale backs off at an overflow when this is 1 (DeepSpeed's `cur_hysteresis`).
     pub hysteresis_left: u32,
@@ -62,9 +66,11 @@ pub enum ScaleUpdate {
     Grown,
     /// The step overflowed and the scale is smaller now.
     BackedOff,
-    /// The scale is what it was: an ordinary step, or an overflow that hysteresis or a fixed scale tolerates.
+    /// The scale is what it was: an ordinary step, or an overflow that hysteresis or a fixed scale
+    /// tolerates.
     Kept,
-    /// The step overflowed and the scale is already as small as it may get. It stays there; training should stop.
+    /// The step overflowed and the scale is already as small as it may get. It stays there;
+    /// training should stop.
     Collapsed,
 }
 
@@ -94,7 +100,8 @@ impl LossScale {
         self.state.scale
     }
 
-    /// Finite steps since the scale last changed or a step last overflowed: always below `growth_interval`.
+    /// Finite steps since the scale last changed or a step last overflowed: always below
+    /// `growth_interval`.
     pub fn growth_tracker(&self) -> u32 {
         self.state.growth_tracker
     }
@@ -118,8 +125,9 @@ impl LossScale {
         self.state
     }
 
-    /// Continues from a record. The configuration wins where the two disagree: a fixed scale stays what it is,
-    /// no more hysteresis is left than configured, no scale is below `min_scale` or beyond f32.
+    /// Continues from a record. The configuration wins where the two disagree: a fixed scale stays
+    /// what it is, no more hysteresis is left than configured, no scale is below `min_scale` or
+    /// beyond f32.
     pub fn restore(&mut self, state: LossScaleState) {
         if !self.config.dynamic {
             return;
@@ -146,7 +154,8 @@ impl LossScale {
 
     fn succeeded(&mut self) -> ScaleUpdate {
         self.state.growth_tracker += 1;
-        // Not `==`: a restored tracker may exceed the interval if the configuration has shortened it.
+        // Not `==`: a restored tracker may exceed the interval if the configuration has shortened
+        // it.
         if self.state.growth_tracker < self.config.growth_interval {
             return ScaleUpdate::Kept;
         }
@@ -161,13 +170,14 @@ impl LossScale {
         ScaleUpdate::Grown
     }
 
-    /// The scale is f32 and the factor f64, and the product is rounded once: as in PyTorch, where it matters for
-    /// factors that are not powers of two.
+    /// The scale is f32 and the factor f64, and the product is rounded once: as in PyTorch, where
+    /// it matters for factors that are not powers of two.
     fn scaled_by(&self, factor: f64) -> f32 {
         (f64::from(self.state.scale) * factor) as f32
     }
 
-    /// Subnormal scales are never used: many accelerators flush them to zero, and the inverses of the smallest overflow.
+    /// Subnormal scales are never used: many accelerators flush them to zero, and the inverses of
+    /// the smallest overflow.
     fn floor(&self) -> f32 {
         self.config.min_scale.max(f32::MIN_POSITIVE)
     }

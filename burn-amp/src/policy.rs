@@ -24,7 +24,8 @@ impl Mode {
     /// No casts but the promotion of operands of different types.
     pub const OFF: Self = Self::of(Arithmetic::AsGiven);
 
-    /// Low operands are raised to f32 by every operation that computes with them, and nothing is lowered.
+    /// Low operands are raised to f32 by every operation that computes with them, and nothing is
+    /// lowered.
     pub const F32: Self = Self::of(Arithmetic::F32);
 
     /// Operations of class [`Cast::Lower`] run in bf16.
@@ -40,8 +41,8 @@ impl Mode {
         }
     }
 
-    /// The mode of policy `P` here: that of the [`autocast`] scope that this thread is in, else that of `P` itself.
-    /// As `torch.is_autocast_enabled` and `torch.get_autocast_dtype`.
+    /// The mode of policy `P` here: that of the [`autocast`] scope that this thread is in, else
+    /// that of `P` itself. As `torch.is_autocast_enabled` and `torch.get_autocast_dtype`.
     #[inline]
     pub fn current<P: Policy>() -> Self {
         SCOPE.get().unwrap_or_else(P::mode)
@@ -83,13 +84,14 @@ pub struct Bf16;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct F16;
 
-/// f32 arithmetic for a part of a model, as the scope `autocast::<F32, _>(|| ..)`: every operation that computes raises its
-/// f16 and bf16 operands to f32 first, and nothing is lowered. [`Off`] leaves low operands low.
+/// f32 arithmetic for a part of a model, as the scope `autocast::<F32, _>(|| ..)`: every operation
+/// that computes raises its f16 and bf16 operands to f32 first, and nothing is lowered. [`Off`]
+/// leaves low operands low.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct F32;
 
-/// No autocast: bit for bit the inner backend. As a scope it leaves low operands low, as `torch.autocast(enabled=False)`
-/// does; [`F32`] raises them.
+/// No autocast: bit for bit the inner backend. As a scope it leaves low operands low, as
+/// `torch.autocast(enabled=False)` does; [`F32`] raises them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Off;
 
@@ -135,8 +137,9 @@ thread_local! {
 
 /// Runs `f` with policy `P` on this thread, whatever the backend's own policy is.
 ///
-/// Scopes nest; the previous state comes back when `f` returns or panics. Other threads are not affected: for those
-/// use the backend's type or [`Configured`]. As `torch.autocast(dtype=..., enabled=...)`. Costs a few nanoseconds.
+/// Scopes nest; the previous state comes back when `f` returns or panics. Other threads are not
+/// affected: for those use the backend's type or [`Configured`]. As
+/// `torch.autocast(dtype=..., enabled=...)`. Costs a few nanoseconds.
 ///
 /// ```
 /// use burn::tensor::{DType, Tensor};

@@ -20,7 +20,8 @@ pub struct OpRow {
 }
 
 impl OpRow {
-    /// The name without the `float_` that methods of `FloatTensorOps` start with: `matmul`, `sum_dim`.
+    /// The name without the `float_` that methods of `FloatTensorOps` start with: `matmul`,
+    /// `sum_dim`.
     pub fn short_name(&self) -> &'static str {
         self.op.strip_prefix("float_").unwrap_or(self.op)
     }
@@ -59,7 +60,8 @@ static TABLE: LazyLock<Vec<OpRow>> =
 
 /// Every operation of Burn's backend with its cast class.
 ///
-/// The same rows make the decorator, so what is printed here is what runs. `docs/operations.md` is printed from it.
+/// The same rows make the decorator, so what is printed here is what runs. `docs/operations.md` is
+/// printed from it.
 ///
 /// ```
 /// let row = burn_amp::op_table().iter().find(|row| row.op == "softmax").unwrap();
@@ -69,7 +71,8 @@ pub fn op_table() -> &'static [OpRow] {
     &TABLE
 }
 
-/// Operations that take float tensors but do not compute: a cast there would only change what the user asked for.
+/// Operations that take float tensors but do not compute: a cast there would only change what the
+/// user asked for.
 const STRUCTURAL: [&str; 5] = [
     "float_cast",
     "float_detach",
@@ -78,7 +81,8 @@ const STRUCTURAL: [&str; 5] = [
     "float_to_device",
 ];
 
-/// The rows of operations that compute with float tensors: a configuration can give them another class.
+/// The rows of operations that compute with float tensors: a configuration can give them another
+/// class.
 pub(crate) fn castable_rows() -> impl Iterator<Item = &'static OpRow> {
     op_table()
         .iter()

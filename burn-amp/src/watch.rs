@@ -1,4 +1,5 @@
-//! Finds the first operation with a non-finite result, by running a step once more with a look at every result.
+//! Finds the first operation with a non-finite result, by running a step once more with a look at
+//! every result.
 #![deny(clippy::missing_trait_methods)]
 
 use std::cell::{Cell, RefCell};
@@ -21,9 +22,11 @@ use parking_lot::Mutex;
 
 use crate::scaler::{saying, watching};
 
-/// A backend that can be looked at by [`first_non_finite`] and [`explain_overflow`]: `Autocast<Autodiff<Watch<Cuda>>, F16>`.
+/// A backend that can be looked at by [`first_non_finite`] and [`explain_overflow`]:
+/// `Autocast<Autodiff<Watch<Cuda>>, F16>`.
 ///
-/// Put it below `Autodiff`, so that backward operations are seen too. Where nothing looks, an operation costs one thread-local read.
+/// Put it below `Autodiff`, so that backward operations are seen too. Where nothing looks, an
+/// operation costs one thread-local read.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Watch<B>(PhantomData<B>);
 
@@ -33,7 +36,8 @@ pub struct WatchedTensor<T> {
     tensor: T,
     /// The parameter that it is, or is a view or a cast of; only while something looks.
     parameter: Option<Arc<str>>,
-    /// Whether an element is infinite on purpose. `None` if it was made while nothing looked: it is then read where it is an operand.
+    /// Whether an element is infinite on purpose. `None` if it was made while nothing looked: it is
+    /// then read where it is an operand.
     infinite: Option<bool>,
 }
 
@@ -48,7 +52,8 @@ pub struct FirstNonFinite {
     pub backward: bool,
     /// The path of the parameter among its operands; if none is, of the last one used before.
     pub parameter: Option<String>,
-    /// The last operations before it, the oldest first, each with the largest magnitude of its result.
+    /// The last operations before it, the oldest first, each with the largest magnitude of its
+    /// result.
     pub before: Vec<(&'static str, f64)>,
 }
 
@@ -94,9 +99,10 @@ pub(crate) fn in_backward<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Runs `step`, a forward and a backward pass, on a copy of `module`, and returns the first operation with a non-finite result. An
-/// infinity that the step is given (the filling of a mask, in `from_data`, or in a tensor made before it) is none, nor is one computed from
-/// it. `None` also where no [`Watch`] is below autodiff.
+/// Runs `step`, a forward and a backward pass, on a copy of `module`, and returns the first
+/// operation with a non-finite result. An infinity that the step is given (the filling of a mask,
+/// in `from_data`, or in a tensor made before it) is none, nor is one computed from it. `None` also
+/// where no [`Watch`] is below autodiff.
 ///
 /// The copy shares no running statistics with `module`, which stays as it is. Random numbers are
 /// drawn from the backend's generator, which Burn 0.21 can seed but not read: call `Backend::seed`
@@ -104,7 +110,8 @@ pub(crate) fn in_backward<R>(f: impl FnOnce() -> R) -> R {
 ///
 /// # Cost
 ///
-/// Reads every result to the host, and a tensor made before the step each time it is an operand: for finding a fault.
+/// Reads every result to the host, and a tensor made before the step each time it is an operand:
+/// for finding a fault.
 ///
 /// ```
 /// use burn::{backend::Autodiff, nn::LinearConfig, tensor::Tensor};

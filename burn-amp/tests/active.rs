@@ -50,7 +50,8 @@ fn backward(loss: f32) {
     loss.require_grad().backward();
 }
 
-/// Asserts that `backward` uses this scale here: the gradient of an f16 tensor times it is in the range of f16 or just beyond.
+/// Asserts that `backward` uses this scale here: the gradient of an f16 tensor times it is in the
+/// range of f16 or just beyond.
 fn assert_active(scale: f32) {
     for (scaled, is_finite) in [(64_512.0, true), (65_536.0, false)] {
         let x = Tensor::<B, 1>::ones([1], (&Default::default(), DType::F16)).require_grad();

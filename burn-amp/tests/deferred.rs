@@ -1,4 +1,5 @@
-//! Deferred detection gives what synchronous detection gives, bit for bit, whatever overflows and whenever it is saved.
+//! Deferred detection gives what synchronous detection gives, bit for bit, whatever overflows and
+//! whenever it is saved.
 
 mod support;
 

@@ -32,7 +32,8 @@ fn weight(model: &Linear<B>) -> f32 {
     model.weight.val().into_data().iter::<f32>().next().unwrap()
 }
 
-/// A scaler that has not stepped takes losses on any thread without a scaler, so tests run one at a time.
+/// A scaler that has not stepped takes losses on any thread without a scaler, so tests run one at a
+/// time.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)

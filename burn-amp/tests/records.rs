@@ -1,4 +1,5 @@
-//! Checkpoints: the scaler's state travels with the optimizer's, and files of the optimizer alone load too.
+//! Checkpoints: the scaler's state travels with the optimizer's, and files of the optimizer alone
+//! load too.
 
 mod support;
 

@@ -319,7 +319,8 @@ fn two_optimizers_may_share_a_scaler() {
     assert_eq!(run(Detection::Sync), run(Detection::Deferred));
 }
 
-/// A scaler at 1024 that grows after two iterations, and a step of an optimizer under it, with an overflow or without.
+/// A scaler at 1024 that grows after two iterations, and a step of an optimizer under it, with an
+/// overflow or without.
 fn shared() -> (GradScaler, impl Fn() -> Box<dyn FnMut(bool)>) {
     let config = GradScalerConfig {
         init_scale: 1024.0,

@@ -1,11 +1,13 @@
-//! Time and memory of one training step of a chain of blocks, every way to hold its activations side by side.
+//! Time and memory of one training step of a chain of blocks, every way to hold its activations
+//! side by side.
 //!
 //!     cargo bench --workspace --bench chain [-- --rounds 10]
 //!
-//! 24 blocks of layer norm, linear(256, 1024), GELU, linear, residual on 1024 tokens, on burn-flex. In every round each
-//! setting takes one step, so what disturbs the machine disturbs all of them alike; ratios are taken within a round. Peak
-//! bytes are the heap's above what was there before the step: activations, gradients and temporaries, without parameters.
-//! `torch_chain.py` beside this file is the same in PyTorch.
+//! 24 blocks of layer norm, linear(256, 1024), GELU, linear, residual on 1024 tokens, on burn-flex.
+//! In every round each setting takes one step, so what disturbs the machine disturbs all of them
+//! alike; ratios are taken within a round. Peak bytes are the heap's above what was there before
+//! the step: activations, gradients and temporaries, without parameters. `torch_chain.py` beside
+//! this file is the same in PyTorch.
 
 #[path = "../tests/block/bits.rs"]
 mod bits;
@@ -118,7 +120,8 @@ impl Setting {
         asked: &Receiver<()>,
         done: &Sender<Step>,
     ) {
-        // Asked for the first time: one thread after the other, since they share the random generator.
+        // Asked for the first time: one thread after the other, since they share the random
+        // generator.
         if asked.recv().is_err() {
             return;
         }
@@ -131,7 +134,8 @@ impl Setting {
         loop {
             let step = self.step(&blocks, x.clone());
             if let Some(budget) = &budget {
-                // The same batch and the same weights again: nothing else tells where a step begins.
+                // The same batch and the same weights again: nothing else tells where a step
+                // begins.
                 budget.step();
             }
             if done.send(step).is_err() || asked.recv().is_err() {

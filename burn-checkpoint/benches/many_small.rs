@@ -15,7 +15,8 @@ use many::{Ctc, Lstm, Step};
 
 type B = Autodiff<Remat<Flex>>;
 
-/// Steps before a timed one: in the first the sizes of results are learnt, in the second tensors are evicted as in every later one.
+/// Steps before a timed one: in the first the sizes of results are learnt, in the second tensors
+/// are evicted as in every later one.
 const BEFORE: usize = 2;
 
 fn timed(step: &impl Step<B>, budget: Option<&InstalledBudget>) -> Duration {
@@ -33,8 +34,8 @@ fn quartiles(mut values: Vec<f64>) -> [f64; 3] {
     [1, 2, 3].map(|quarter| values[values.len() * quarter / 4])
 }
 
-/// Prints medians and quartiles of so many rounds. A ratio is that of two steps of one round, because the speed of a shared machine changes
-/// meanwhile.
+/// Prints medians and quartiles of so many rounds. A ratio is that of two steps of one round,
+/// because the speed of a shared machine changes meanwhile.
 fn compare(name: &str, step: &impl Step<B>, fraction: f64, rounds: usize) {
     let mut parts = std::env::args().skip(1);
     if parts.any(|part| !part.starts_with('-') && !name.contains(&part)) {

@@ -1,7 +1,8 @@
 //! A plan against the automatic budget: the same 24 blocks, the same limit, interleaved in one run.
 //!
-//! `cargo bench --workspace --bench plan_or_budget`; some minutes. Peaks are those of the heap above what is there
-//! before a step, times the median of the rounds; the same bits are those of the loss and of all gradients of the plain chain.
+//! `cargo bench --workspace --bench plan_or_budget`; some minutes. Peaks are those of the heap
+//! above what is there before a step, times the median of the rounds; the same bits are those of
+//! the loss and of all gradients of the plain chain.
 
 #[path = "../tests/block/bits.rs"]
 mod bits;

@@ -1,4 +1,5 @@
-//! What recording costs: 1,000 times a few tiny operations, for `valgrind --tool=callgrind` to count instructions of.
+//! What recording costs: 1,000 times a few tiny operations, for `valgrind --tool=callgrind` to
+//! count instructions of.
 //!
 //! ```text
 //! cargo build --release --workspace --example overhead

@@ -6,11 +6,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use crate::memory::MemoryStats;
 use crate::op::OpInfo;
 
-/// Retries in a row that evict nothing before the panic is resumed: the first brings operands back, and memory may be freed elsewhere.
+/// Retries in a row that evict nothing before the panic is resumed: the first brings operands back,
+/// and memory may be freed elsewhere.
 const TRIES: u32 = 2;
 
-/// Calls `run`. While it panics for want of memory and the budget retries, evicts tensors and calls it again. Panics as the backend does if
-/// memory was not the reason, or if [`TRIES`] retries in a row evicted nothing: the largest holders are then logged.
+/// Calls `run`. While it panics for want of memory and the budget retries, evicts tensors and calls
+/// it again. Panics as the backend does if memory was not the reason, or if [`TRIES`] retries in a
+/// row evicted nothing: the largest holders are then logged.
 pub(crate) fn again<R>(memory: &MemoryStats, op: &OpInfo, mut run: impl FnMut() -> R) -> R {
     if !memory.retries() {
         return run();
@@ -35,7 +37,8 @@ pub(crate) fn again<R>(memory: &MemoryStats, op: &OpInfo, mut run: impl FnMut() 
     }
 }
 
-/// Whether a backend panicked because an allocation failed, by the messages of LibTorch and of GPU drivers.
+/// Whether a backend panicked because an allocation failed, by the messages of LibTorch and of GPU
+/// drivers.
 fn is_out_of_memory(panic: &(dyn Any + Send)) -> bool {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());

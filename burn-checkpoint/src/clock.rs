@@ -1,15 +1,17 @@
 //! The thread's operation count, and where in a step a thread is.
 //!
-//! Gradients, and what an optimizer computes from them, get no recipe: a recipe would keep a step's whole tape for a tensor that is used
-//! at once, and the recipes of one step would refer to those of earlier steps. A gradient is the seed of a backward pass, or computed
-//! from it. A backward pass starts at its seed, a forward pass at an operation that only forward passes run.
+//! Gradients, and what an optimizer computes from them, get no recipe: a recipe would keep a step's
+//! whole tape for a tensor that is used at once, and the recipes of one step would refer to those
+//! of earlier steps. A gradient is the seed of a backward pass, or computed from it. A backward
+//! pass starts at its seed, a forward pass at an operation that only forward passes run.
 
 use std::cell::Cell;
 
 thread_local! {
     static OPERATIONS: Cell<u64> = const { Cell::new(0) };
-    /// Whether the float tensor whose device was read last is a gradient that backward works on. Then a new tensor is no seed of another
-    /// backward pass: autodiff reads the device of the loss before it makes the seed, that of a gradient before the ones of a mean or sum.
+    /// Whether the float tensor whose device was read last is a gradient that backward works on.
+    /// Then a new tensor is no seed of another backward pass: autodiff reads the device of the loss
+    /// before it makes the seed, that of a gradient before the ones of a mean or sum.
     pub(crate) static AT_GRADIENT: Cell<bool> = const { Cell::new(false) };
 }
 

@@ -54,7 +54,8 @@ thread_local! {
     static COLLECTED: RefCell<Option<Vec<Arc<dyn AnyEntry>>>> = const { RefCell::new(None) };
 }
 
-/// What every operation reads. It is no part of [`CONTEXT`], because reading a cell is faster than borrowing.
+/// What every operation reads. It is no part of [`CONTEXT`], because reading a cell is faster than
+/// borrowing.
 struct Flags {
     /// The value of `CHANGES` that this thread has followed.
     known: Cell<u64>,
@@ -191,7 +192,8 @@ pub(crate) fn change_process<R>(change: impl FnOnce(&mut Stack<MemoryBudget>) ->
     change(&mut of_process)
 }
 
-/// Warns once if a backward pass begins on this thread without a budget while another thread has one.
+/// Warns once if a backward pass begins on this thread without a budget while another thread has
+/// one.
 pub(crate) fn warn_if_left_out() {
     static WARNED: Once = Once::new();
     let has_none =
@@ -340,7 +342,8 @@ pub(crate) fn collecting(touch: impl FnOnce()) -> Vec<Arc<dyn AnyEntry>> {
     collected.unwrap_or_default()
 }
 
-/// Keeps a budget, or none, in force on its thread until it is dropped. Then that of the newest remaining guard is in force.
+/// Keeps a budget, or none, in force on its thread until it is dropped. Then that of the newest
+/// remaining guard is in force.
 pub(crate) struct InForce(u64, PhantomData<*const ()>);
 
 pub(crate) fn install(budget: Option<Arc<Installed>>) -> InForce {
@@ -374,7 +377,8 @@ pub(crate) fn without_budget<R>(run: impl FnOnce() -> R) -> R {
     run()
 }
 
-/// The sum over all devices of the counters of this thread's new tensors: without tensors made under another budget.
+/// The sum over all devices of the counters of this thread's new tensors: without tensors made
+/// under another budget.
 pub(crate) fn current_stats() -> RematStats {
     let stats = counters().into_iter().map(|memory| memory.counts.stats());
     stats.fold(RematStats::default(), |sum, stats| sum + stats)
@@ -391,12 +395,14 @@ impl RematStats {
         of_thread().stats()
     }
 
-    /// The counters of the tensors that this thread made on one device under the budget in force, or without one if there is none.
+    /// The counters of the tensors that this thread made on one device under the budget in force,
+    /// or without one if there is none.
     pub fn of_device<B: Backend>(device: &B::Device) -> Self {
         memory_on(device.id()).counts.stats()
     }
 
-    /// The counters of all threads and devices since the process began; the peak is that since any thread's last [`Self::reset_thread`].
+    /// The counters of all threads and devices since the process began; the peak is that since any
+    /// thread's last [`Self::reset_thread`].
     pub fn of_process() -> Self {
         stats::OF_PROCESS.stats()
     }

@@ -12,7 +12,8 @@ use crate::op::OpInfo;
 use crate::products::{Operand, multiplications};
 use crate::work::{START_NS, Work, product_ns};
 
-/// Estimated nanoseconds to bring a tensor of so many bytes back from the host. Only their ratio to the costs of operations matters.
+/// Estimated nanoseconds to bring a tensor of so many bytes back from the host. Only their ratio to
+/// the costs of operations matters.
 pub(crate) fn upload_ns(device: Option<&DeviceProfile>, bytes: u64) -> f32 {
     // Without a device: pageable memory over PCIe 4.
     let (launch_seconds, bytes_per_second) = device.map_or((0.0, 10e9), |device| {
@@ -48,8 +49,8 @@ pub(crate) struct OpCost {
 }
 
 impl OpInfo {
-    /// Nanoseconds that a [`MemoryBudget`](crate::MemoryBudget) takes this operation to cost on operands of these shapes. Only
-    /// ratios matter.
+    /// Nanoseconds that a [`MemoryBudget`](crate::MemoryBudget) takes this operation to cost on
+    /// operands of these shapes. Only ratios matter.
     ///
     /// ```
     /// use burn_checkpoint::op_table;
@@ -136,7 +137,8 @@ impl OpCost {
         (START_NS + ns) as f32
     }
 
-    /// Estimated nanoseconds on a device, by a roofline, given the elements and the bytes of the result.
+    /// Estimated nanoseconds on a device, by a roofline, given the elements and the bytes of the
+    /// result.
     pub fn ns_on(&self, device: &DeviceProfile, elements: u64, bytes: u64) -> f32 {
         let mut kernel = KernelWork {
             bytes: (self.bytes + bytes) as f64,

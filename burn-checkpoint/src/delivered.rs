@@ -12,16 +12,22 @@ use crate::entry::Origin;
 use crate::error::RematError;
 use crate::request::{REQUEST, Request};
 
-/// A float tensor, of any backend with a [`Remat`](crate::Remat) in it, that holds no memory of the device: `data` returns its elements
-/// whenever an operation uses it. They are uploaded for that operation and dropped after it, in forward and in backward, in and outside
-/// of scopes and budgets. Inside a scope or budget they are counted during the operation, otherwise while they arrive.
+/// A float tensor, of any backend with a [`Remat`](crate::Remat) in it, that holds no memory of the
+/// device: `data` returns its elements whenever an operation uses it. They are uploaded for that
+/// operation and dropped after it, in forward and in backward, in and outside of scopes and
+/// budgets. Inside a scope or budget they are counted during the operation, otherwise while they
+/// arrive.
 ///
-/// A result computed from such tensors alone, by views, casts and operations on single elements, is delivered too: what autodiff saves
-/// of it holds no memory either. A view or a cast is computed only when it is used; another result is computed at once and stays until
-/// its first use. Later uses compute it again. Each use has the same bits as the first if `data` always returns the same.
+/// A result computed from such tensors alone, by views, casts and operations on single elements, is
+/// delivered too: what autodiff saves of it holds no memory either. A view or a cast is computed
+/// only when it is used; another result is computed at once and stays until its first use. Later
+/// uses compute it again. Each use has the same bits as the first if `data` always returns the
+/// same.
 ///
-/// A budget makes room for the elements and never evicts them; results of operations with other tensors are recorded as usual.
-/// Reads to the host ([`Tensor::into_data`](burn::tensor::Tensor::into_data)) take `data`'s elements without an upload.
+/// A budget makes room for the elements and never evicts them; results of operations with other
+/// tensors are recorded as usual. Reads to the host
+/// ([`Tensor::into_data`](burn::tensor::Tensor::into_data)) take `data`'s elements without an
+/// upload.
 ///
 /// # Errors
 ///
@@ -29,7 +35,8 @@ use crate::request::{REQUEST, Request};
 ///
 /// # Panics
 ///
-/// A use panics if `data` returns another shape or type, or panics itself; the next use tries again.
+/// A use panics if `data` returns another shape or type, or panics itself; the next use tries
+/// again.
 ///
 /// # Cost
 ///
@@ -60,8 +67,9 @@ pub fn delivered<B: Backend>(
     delivered_in_types::<B>(shape, dtype, device, |_| false, move |_| data())
 }
 
-/// As [`delivered`], but when the tensor or a view of it is cast to a type for which `has` is true, `data` is called for that type and the
-/// cast computes nothing: under autocast the elements are sent and uploaded in the low type. They equal the result of the backend's cast.
+/// As [`delivered`], but when the tensor or a view of it is cast to a type for which `has` is true,
+/// `data` is called for that type and the cast computes nothing: under autocast the elements are
+/// sent and uploaded in the low type. They equal the result of the backend's cast.
 ///
 /// # Errors
 ///
@@ -224,7 +232,8 @@ fn request<B: Backend>(
 ///
 /// # Cost
 ///
-/// One read of the shape, which reaches the tensor of [`Remat`](crate::Remat) through all decorators.
+/// One read of the shape, which reaches the tensor of [`Remat`](crate::Remat) through all
+/// decorators.
 pub fn is_delivered<B: Backend>(tensor: &FloatTensor<B>) -> bool {
     let nodes = context::collecting(|| drop(tensor.shape()));
     let mut origins = nodes.iter().map(|node| node.info().origin);

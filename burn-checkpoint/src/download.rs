@@ -17,7 +17,8 @@ pub use burn_decorator::ReadsInPlace;
 /// What a read gave: the data, whose clones share one allocation, or why it could not be read.
 pub(crate) type Read = Result<TensorData, ReadError>;
 
-/// Tensors of one device that are read in one transaction: some backends read all by the first one's device.
+/// Tensors of one device that are read in one transaction: some backends read all by the first
+/// one's device.
 struct Batch<B: Backend>(Vec<(Value<B>, SyncSender<Read>)>);
 
 /// A [`Batch`] of any backend.
@@ -69,7 +70,8 @@ impl<B: Backend> AnyBatch for Batch<B> {
         let several = matches!(reads.get(1), Some((value, _)) if !matches!(value, Value::Quant(_)));
         let viewed = |(value, sender): (Value<B>, _)| ((value.shape(), sender), value.view());
         let (senders, views): (Vec<_>, Vec<_>) = reads.into_iter().map(viewed).unzip();
-        // The job polls a single read for what the transaction leaves out, and for all if it fails: it does not report what failed.
+        // The job polls a single read for what the transaction leaves out, and for all if it fails:
+        // it does not report what failed.
         let together = several.then(|| transaction(&views));
         let reads = senders.into_iter().zip(views);
         let reads = reads.filter_map(|(sender, view)| Some((view.download()?, sender)));
@@ -93,7 +95,8 @@ impl<B: Backend> AnyBatch for Batch<B> {
     }
 }
 
-/// The order of the kinds in the data of a transaction. Quantized tensors are last: some backends leave them out, so they are read singly.
+/// The order of the kinds in the data of a transaction. Quantized tensors are last: some backends
+/// leave them out, so they are read singly.
 fn place<B: Backend>(value: &Value<B>) -> usize {
     match value {
         Value::Float(_) => 0,

@@ -12,7 +12,8 @@ use crate::verify;
 
 /// A node of any backend.
 pub(crate) trait AnyEntry: Send + Sync {
-    /// What a policy does with the storage (for a view: with that of the tensor it is a view of); `None` if the node has no handles.
+    /// What a policy does with the storage (for a view: with that of the tensor it is a view of);
+    /// `None` if the node has no handles.
     fn save_policy(&self, policy: &Policy) -> Option<SavePolicy>;
     fn info(&self) -> NodeInfo;
     /// What it is for.
@@ -23,25 +24,31 @@ pub(crate) trait AnyEntry: Send + Sync {
     fn rehearse(self: Arc<Self>);
     /// Starts to move the storage to host memory, and drops the recipe. Returns whether it did.
     fn offload(self: Arc<Self>) -> bool;
-    /// Returns the tensor that this is a view or reshaped copy of, made resident, if this node holds its storage and it was evicted.
+    /// Returns the tensor that this is a view or reshaped copy of, made resident, if this node
+    /// holds its storage and it was evicted.
     fn restore_viewed(&self) -> Option<Arc<dyn AnyEntry>>;
-    /// Uploads the host copy before its use, if it is complete. Returns whether it is on the device now.
+    /// Uploads the host copy before its use, if it is complete. Returns whether it is on the device
+    /// now.
     fn prefetch(&self) -> bool;
-    /// Marks its storage as a candidate for eviction. Returns the node that counts the storage's bytes, if it was not marked before.
+    /// Marks its storage as a candidate for eviction. Returns the node that counts the storage's
+    /// bytes, if it was not marked before.
     fn list(self: Arc<Self>) -> Option<Arc<dyn AnyEntry>>;
     /// Removes the mark of [`Self::list`] from the storage that this node counts.
     fn unlist(&self);
     /// The storage that this node counts, if it is resident and can come back.
     fn group(self: Arc<Self>) -> Option<Group>;
-    /// If the node is resident, drops its recipe and its host copy: the storage stays. Otherwise does nothing.
+    /// If the node is resident, drops its recipe and its host copy: the storage stays. Otherwise
+    /// does nothing.
     fn settle(&self);
     /// Takes it out of the counters: it is state that outlives its step.
     fn retire(&self);
-    /// Called at the end of the scope whose result this node is. Moves the node to the outer scope; if there is none, drops its recipe,
-    /// unless a budget may evict it. A node made outside of the ended scope does not change. Returns the bytes of the node's own storage
-    /// if the outer scope has to list it.
+    /// Called at the end of the scope whose result this node is. Moves the node to the outer scope;
+    /// if there is none, drops its recipe, unless a budget may evict it. A node made outside of the
+    /// ended scope does not change. Returns the bytes of the node's own storage if the outer scope
+    /// has to list it.
     fn leave(&self, ended: &Arc<Region>, outer: Option<&Arc<Region>>) -> Option<u64>;
-    /// Adds the inputs that have to come back before this node can be replayed, without those that this search, by its number, has seen.
+    /// Adds the inputs that have to come back before this node can be replayed, without those that
+    /// this search, by its number, has seen.
     fn sources(&self, search: u64, evicted: &mut Vec<Arc<dyn AnyEntry>>);
     /// The place of a delivered tensor in the order of uploads, if it is in one.
     fn upload_place(&self) -> Option<UploadPlace>;
@@ -55,8 +62,8 @@ pub(crate) struct NodeInfo {
     pub origin: Origin,
     pub resident: bool,
     pub locked: bool,
-    /// Whether a copy comes back from the host with the same order of elements: the storage is the tensor's own and row-major. After
-    /// another order a matmul may add up in another order.
+    /// Whether a copy comes back from the host with the same order of elements: the storage is the
+    /// tensor's own and row-major. After another order a matmul may add up in another order.
     pub can_move: bool,
     pub users: u32,
     pub last_used: u64,

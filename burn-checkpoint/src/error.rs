@@ -16,7 +16,8 @@ pub enum RematError {
         .0.op, .0.number, .0.dtype, .0.shape
     )]
     ReplayDiffers(OpResult),
-    /// A tensor uploaded from host memory has other values than before, found by [`Verify`](crate::Verify).
+    /// A tensor uploaded from host memory has other values than before, found by
+    /// [`Verify`](crate::Verify).
     #[error(
         "the copy in host memory of the result of `{}` came back with other values: operation {} of its thread, {:?} of shape {:?}; the \
          backend's transfers to the host and back do not keep the bits of this type: keep it on the device or recompute it with \
@@ -36,7 +37,8 @@ pub enum RematError {
         /// The backend's error.
         reason: String,
     },
-    /// A [`MemoryBudget`](crate::MemoryBudget) that cannot hold what has to be resident at one time.
+    /// A [`MemoryBudget`](crate::MemoryBudget) that cannot hold what has to be resident at one
+    /// time.
     #[error(
         "the memory budget of {} cannot be kept: a step needs at least {}: gradients {}, random numbers and data {}, results \
          that are kept {}, largest operation {} (`{}`: operands and what its replay holds {}, result {}); parameters and \
@@ -50,7 +52,8 @@ pub enum RematError {
         /// The smallest budget that holds it, as far as is known.
         need: Need,
     },
-    /// A tensor that is to be [`delivered`](crate::delivered()) on a backend without [`Remat`](crate::Remat).
+    /// A tensor that is to be [`delivered`](crate::delivered()) on a backend without
+    /// [`Remat`](crate::Remat).
     #[error(
         "a tensor of `{backend}` cannot be delivered at each use: there is no `Remat` in this backend; use `Autodiff<Remat<B>>` in place of `Autodiff<B>`"
     )]

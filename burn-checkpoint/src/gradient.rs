@@ -1,5 +1,6 @@
-//! Gradients, and constants that backward makes, such as the zeros that gradients are added to. They are not computed again, so most are no
-//! nodes: a handle has the tensor itself, and the budget counts the bytes.
+//! Gradients, and constants that backward makes, such as the zeros that gradients are added to.
+//! They are not computed again, so most are no nodes: a handle has the tensor itself, and the
+//! budget counts the bytes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,16 +9,18 @@ use crate::clock::{Phase, Step};
 use crate::extent::Extent;
 use crate::memory::MemoryStats;
 
-/// The mark of a tensor that was computed from gradients under a budget: a gradient, and after its step a parameter or state of an optimizer.
-/// Also that of a constant of backward. The bytes of the storage count until all handles of it and of its views are dropped: those of a gradient
-/// at most until the next forward pass begins, those of a constant until the training loop ends the step.
+/// The mark of a tensor that was computed from gradients under a budget: a gradient, and after its
+/// step a parameter or state of an optimizer. Also that of a constant of backward. The bytes of the
+/// storage count until all handles of it and of its views are dropped: those of a gradient at most
+/// until the next forward pass begins, those of a constant until the training loop ends the step.
 #[derive(Clone)]
 pub struct Gradient(Arc<Marked>);
 
 struct Marked {
     /// The step in whose backward pass it was made.
     step: u64,
-    /// Whether it is new there, or computed from such a tensor without a recipe. What is computed from it need not be a gradient.
+    /// Whether it is new there, or computed from such a tensor without a recipe. What is computed
+    /// from it need not be a gradient.
     is_constant: bool,
     /// Whether a reshape of it is a view.
     is_contiguous: bool,
@@ -29,7 +32,8 @@ struct Marked {
 
 /// Where the bytes of a storage are counted.
 enum Counted {
-    /// By the counters of its device, with their budget, and how often such tensors were retired before.
+    /// By the counters of its device, with their budget, and how often such tensors were retired
+    /// before.
     Here(Arc<MemoryStats>, u64),
     /// By the tensor that this is a view of.
     By(Gradient),

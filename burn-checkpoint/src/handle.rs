@@ -19,9 +19,11 @@ use crate::replay;
 use crate::unwound::{self, Held};
 use crate::{call, context};
 
-/// A tensor of [`Remat`](crate::Remat): the inner backend's, or a managed one, whose storage may be evicted and brought back.
+/// A tensor of [`Remat`](crate::Remat): the inner backend's, or a managed one, whose storage may be
+/// evicted and brought back.
 pub enum Handle<B: Backend, K: Kind<B>> {
-    /// The inner backend's tensor, with its mark if it is a gradient or a constant of backward under a budget.
+    /// The inner backend's tensor, with its mark if it is a gradient or a constant of backward
+    /// under a budget.
     Resident(Held<K::Primitive>, Option<Gradient>),
     /// A tensor that was made in a scope, or under a budget if it has no mark.
     Managed(Managed<B>),
@@ -29,8 +31,8 @@ pub enum Handle<B: Backend, K: Kind<B>> {
 
 /// A user's reference to a managed tensor.
 ///
-/// When the last reference is dropped, the storage is dropped at once if the tensor can come back; the recipe stays for other
-/// recipes that refer to the node.
+/// When the last reference is dropped, the storage is dropped at once if the tensor can come back;
+/// the recipe stays for other recipes that refer to the node.
 pub struct Managed<B: Backend>(Source<B>);
 
 impl<B: Backend> Managed<B> {
@@ -55,8 +57,9 @@ impl<B: Backend> Managed<B> {
         self.0.clone()
     }
 
-    /// A clone of the storage, or the storage itself: with `consumes` if this is the last reference, and if the tensor is delivered and
-    /// neither an operation that is being recorded nor a replay has locked it.
+    /// A clone of the storage, or the storage itself: with `consumes` if this is the last
+    /// reference, and if the tensor is delivered and neither an operation that is being recorded
+    /// nor a replay has locked it.
     fn load<K: Kind<B>>(&self, consumes: bool) -> K::Primitive {
         let node = self.node();
         let meta = &node.meta;
@@ -79,7 +82,8 @@ impl<B: Backend> Managed<B> {
         }
     }
 
-    /// Whether nothing else needs the storage. A buffer's only owner may write into it, so the last user gets the storage itself.
+    /// Whether nothing else needs the storage. A buffer's only owner may write into it, so the last
+    /// user gets the storage itself.
     fn is_last(&self, state: &mut State<B>) -> bool {
         let (meta, recipes) = (&self.node().meta, Arc::strong_count(self.node()) - 1);
         let wanted = state.origin == Origin::Fixed && recipes > 0;
@@ -129,8 +133,9 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     ///
     /// # Panics
     ///
-    /// If it cannot be brought back: an operation of the inner backend, an upload or a delivery failed, which the next use tries again; or its
-    /// copy could not be read, and then no use succeeds.
+    /// If it cannot be brought back: an operation of the inner backend, an upload or a delivery
+    /// failed, which the next use tries again; or its copy could not be read, and then no use
+    /// succeeds.
     #[inline]
     pub fn into_inner(self) -> K::Primitive {
         match self {
@@ -197,7 +202,8 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
         self.node()?.recipe()?.data()
     }
 
-    /// The shape of a managed tensor, or while results are collected: a separate function, so that the usual path can be inlined.
+    /// The shape of a managed tensor, or while results are collected: a separate function, so that
+    /// the usual path can be inlined.
     #[inline(never)]
     pub(crate) fn shape_apart(&self) -> Shape {
         if context::is_collecting() {

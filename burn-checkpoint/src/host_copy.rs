@@ -1,4 +1,5 @@
-//! The copy of a tensor in host memory: `download.rs` reads it, `prefetch.rs` keeps the order in which backward uses the copies.
+//! The copy of a tensor in host memory: `download.rs` reads it, `prefetch.rs` keeps the order in
+//! which backward uses the copies.
 
 use std::sync::mpsc::Receiver;
 
@@ -10,7 +11,8 @@ use crate::download::{self, Read};
 use crate::kind::{Upload, Value};
 use crate::verify;
 
-/// The copy of a tensor in host memory, complete or under way. Device memory is free once it has been read.
+/// The copy of a tensor in host memory, complete or under way. Device memory is free once it has
+/// been read.
 pub(crate) struct HostCopy<B: Backend> {
     /// Gives the data once.
     arrival: Receiver<Read>,
@@ -51,7 +53,8 @@ impl<B: Backend> HostCopy<B> {
         self.ahead.is_some()
     }
 
-    /// The tensor on the device, waiting for its data if need be, or why that could not be read. The copy stays if the backend panics.
+    /// The tensor on the device, waiting for its data if need be, or why that could not be read.
+    /// The copy stays if the backend panics.
     pub fn tensor(&mut self, device: &Device<B>) -> Result<Value<B>, ReadError> {
         if let Some(value) = &self.ahead {
             return Ok(value.clone());

@@ -8,16 +8,20 @@ use crate::context::{self, InForce};
 use crate::memory::Installed;
 
 impl MemoryBudget {
-    /// Puts the limit into force on this thread until the guard is dropped. Of several budgets the newest is in force, in whichever order
-    /// the guards are dropped: `budget = MemoryBudget::bytes(n).install();` replaces one by another.
+    /// Puts the limit into force on this thread until the guard is dropped. Of several budgets the
+    /// newest is in force, in whichever order the guards are dropped:
+    /// `budget = MemoryBudget::bytes(n).install();` replaces one by another.
     ///
     /// # Cost
     ///
-    /// Nothing by itself. Every operation of the thread is then recorded: two allocations each, its node and its recipe, and one for each
-    /// operand that is not managed; its operands live as long as its result may be needed. One on gradients takes a single small allocation,
-    /// for the count of its result's bytes. To make room, the budget examines a few of the tensors that may be evicted, those with the least
-    /// cost for their bytes; [`RematStats::search_time`](crate::RematStats::search_time) is the time of these searches. A step that runs the
-    /// same operations as the one before, with as many live bytes, evicts the same tensors without a search.
+    /// Nothing by itself. Every operation of the thread is then recorded: two allocations each, its
+    /// node and its recipe, and one for each operand that is not managed; its operands live as long
+    /// as its result may be needed. One on gradients takes a single small allocation, for the count
+    /// of its result's bytes. To make room, the budget examines a few of the tensors that may be
+    /// evicted, those with the least cost for their bytes;
+    /// [`RematStats::search_time`](crate::RematStats::search_time) is the time of these searches. A
+    /// step that runs the same operations as the one before, with as many live bytes, evicts the
+    /// same tensors without a search.
     pub fn install(self) -> InstalledBudget {
         let installed = Installed::new(self);
         let _in_force = context::install(Some(installed.clone()));
@@ -27,13 +31,16 @@ impl MemoryBudget {
         }
     }
 
-    /// Puts the limit into force on every thread of the process that has no budget of its own, until the guard is dropped: each of these
-    /// threads has the limit on each device, counted separately. For ranks that are threads and for the Learner's workers. Of several
-    /// budgets the newest is in force. A thread applies it from its next operation on a tensor of [`Remat`](crate::Remat).
+    /// Puts the limit into force on every thread of the process that has no budget of its own,
+    /// until the guard is dropped: each of these threads has the limit on each device, counted
+    /// separately. For ranks that are threads and for the Learner's workers. Of several budgets the
+    /// newest is in force. A thread applies it from its next operation on a tensor of
+    /// [`Remat`](crate::Remat).
     ///
     /// # Cost
     ///
-    /// That of [`Self::install`] on every such thread, also on one that does not train but, for example, prepares batches.
+    /// That of [`Self::install`] on every such thread, also on one that does not train but, for
+    /// example, prepares batches.
     ///
     /// ```
     /// use burn::tensor::Tensor;
@@ -65,8 +72,9 @@ impl Drop for ProcessBudget {
     }
 }
 
-/// Ends a step of the calling thread for the budget in force, its own or the process's, if there is one, as [`InstalledBudget::step`] does:
-/// also for optimizers whose state on the device differs between ranks, which must evict the same tensors in forward and backward.
+/// Ends a step of the calling thread for the budget in force, its own or the process's, if there is
+/// one, as [`InstalledBudget::step`] does: also for optimizers whose state on the device differs
+/// between ranks, which must evict the same tensors in forward and backward.
 pub fn end_step() {
     if let Some(installed) = context::in_force() {
         step(&installed);
@@ -92,13 +100,13 @@ impl std::fmt::Debug for InstalledBudget {
 }
 
 impl InstalledBudget {
-    /// Ends a step: live tensors are now parameters, optimizer state and results, which are neither evicted nor counted any more. Takes
-    /// time in proportion to the number of live tensors.
+    /// Ends a step: live tensors are now parameters, optimizer state and results, which are neither
+    /// evicted nor counted any more. Takes time in proportion to the number of live tensors.
     ///
     /// # Panics
     ///
-    /// With [`RematError::BudgetTooSmall`](crate::RematError::BudgetTooSmall) if this step measured the tape, the fraction of it is
-    /// too small, and the budget is [strict](MemoryBudget::strict).
+    /// With [`RematError::BudgetTooSmall`](crate::RematError::BudgetTooSmall) if this step measured
+    /// the tape, the fraction of it is too small, and the budget is [strict](MemoryBudget::strict).
     pub fn step(&self) {
         step(&self.installed);
     }

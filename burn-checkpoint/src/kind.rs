@@ -59,7 +59,8 @@ pub enum Value<B: Backend> {
     Int(IntTensor<B>),
     /// A bool tensor.
     Bool(BoolTensor<B>),
-    /// A quantized tensor: boxed, because it is larger than the others, and each operation moves values.
+    /// A quantized tensor: boxed, because it is larger than the others, and each operation moves
+    /// values.
     Quant(Box<QuantizedTensor<B>>),
     /// Several results.
     Many(Vec<Value<B>>),
@@ -68,7 +69,8 @@ pub enum Value<B: Backend> {
 }
 
 impl<B: Backend> Value<B> {
-    /// A view that an operation of the current stream makes. A quantized tensor is returned as it is.
+    /// A view that an operation of the current stream makes. A quantized tensor is returned as it
+    /// is.
     pub(crate) fn view(self) -> Self {
         let shape = view_shape(&self.shape());
         match self {
@@ -153,7 +155,8 @@ macro_rules! kinds {
                 }
             }
 
-            /// The function that uploads a tensor of this kind; `None` if the value is not one tensor.
+            /// The function that uploads a tensor of this kind; `None` if the value is not one
+            /// tensor.
             pub(crate) fn upload(&self) -> Option<Upload<B>> {
                 match self {
                     $(Self::$kind(_) => Some(|data, device| Self::$kind($($boxed)?(B::$from_data(data, device)))),)*

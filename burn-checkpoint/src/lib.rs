@@ -15,8 +15,9 @@
 //! assert!(x.grad(&grads).is_some());
 //! ```
 //!
-//! Tensors are evicted at the end of a scope ([`checkpoint`], [`checkpoint_with`] a [`Policy`]), or to keep a byte limit, without
-//! annotations ([`MemoryBudget`]). Loss and gradients are bit for bit the same as without eviction.
+//! Tensors are evicted at the end of a scope ([`checkpoint`], [`checkpoint_with`] a [`Policy`]), or
+//! to keep a byte limit, without annotations ([`MemoryBudget`]). Loss and gradients are bit for bit
+//! the same as without eviction.
 //!
 //! # What happens to a tensor
 //!
@@ -44,22 +45,29 @@
 //!                          the recipe stays for the recipes of others
 //! ```
 //!
-//! A [`Handle`] is the tensor of `Remat`: the inner backend's own, which passes through at next to no cost where there is no scope and no
-//! budget, or a reference to a *node*, the record of a managed tensor. A node's *meta* never changes: shape, type, device, bytes. Its
-//! *storage* may be evicted and restored. Its *recipe* is the operation with its input handles, and is dropped when no replay can need it.
-//! Autodiff's tape holds handles, so backward brings tensors back by using them: no nested backward pass, no hook, no annotation.
+//! A [`Handle`] is the tensor of `Remat`: the inner backend's own, which passes through at next to
+//! no cost where there is no scope and no budget, or a reference to a *node*, the record of a
+//! managed tensor. A node's *meta* never changes: shape, type, device, bytes. Its *storage* may be
+//! evicted and restored. Its *recipe* is the operation with its input handles, and is dropped when
+//! no replay can need it. Autodiff's tape holds handles, so backward brings tensors back by using
+//! them: no nested backward pass, no hook, no annotation.
 //!
-//! - Under a budget a gradient, and a constant that backward makes, such as zeros, is never computed again: its handle has the tensor, and the
-//!   budget counts the bytes. It is a node where it may move to the host, in a scope, where it has to be found by its operation, in a
-//!   trace or by a budget that retries, and if it is one of several results.
-//! - A tensor that is [`delivered()`] has storage during its uses only, and so do views and casts of it, in and outside of scopes.
-//! - A tensor that cannot be computed again keeps its storage as long as a handle or a recipe refers to it.
-//! - An operation that is the last to use a tensor gets its buffer, so backends still write in place.
-//! - Views share one storage with the tensor they are views of: its bytes are counted once, and evicting it evicts all of them.
+//! - Under a budget a gradient, and a constant that backward makes, such as zeros, is never
+//!   computed again: its handle has the tensor, and the budget counts the bytes. It is a node where
+//!   it may move to the host, in a scope, where it has to be found by its operation, in a trace or
+//!   by a budget that retries, and if it is one of several results.
+//! - A tensor that is [`delivered()`] has storage during its uses only, and so do views and casts
+//!   of it, in and outside of scopes.
+//! - A tensor that cannot be computed again keeps its storage as long as a handle or a recipe
+//!   refers to it.
+//! - An operation that is the last to use a tensor gets its buffer, so backends still write in
+//!   place.
+//! - Views share one storage with the tensor they are views of: its bytes are counted once, and
+//!   evicting it evicts all of them.
 //! - A replay plans first and runs then; neither it nor a drop recurses, however long the chain.
 //!
-//! The *work* column of `burn-decorator`'s table says which operations are recorded: [`op_table`] lists them, `docs/operations.md` is
-//! printed from it.
+//! The *work* column of `burn-decorator`'s table says which operations are recorded: [`op_table`]
+//! lists them, `docs/operations.md` is printed from it.
 //!
 //! # Layers
 //!

@@ -10,7 +10,8 @@ use crate::prefetch::Prefetch;
 use crate::stats::Counts;
 use crate::verify;
 
-/// Counters of one thread's managed tensors on one device. A tensor keeps the counters of the thread that made it.
+/// Counters of one thread's managed tensors on one device. A tensor keeps the counters of the
+/// thread that made it.
 pub(crate) struct MemoryStats {
     pub device: DeviceId,
     pub counts: Arc<Counts>,
@@ -48,7 +49,8 @@ impl MemoryStats {
         self.budget().is_some_and(|budget| budget.settings.retries)
     }
 
-    /// Makes room for the result of an operation, if there is a limit; not for a replay that only compares.
+    /// Makes room for the result of an operation, if there is a limit; not for a replay that only
+    /// compares.
     pub fn make_room(&self, op: &'static str, bytes: u64) {
         if let Some(budget) = self.budget()
             && !verify::is_rehearsing()

@@ -14,18 +14,20 @@ use crate::snapshot::InUse;
 use crate::trace;
 
 /// A number of [`RematStats::of_process`] after each batch: for
-/// `training.metric_train_numeric(RematMetric::peak_bytes())`. What was evicted and replayed before the metric was made is left out, so make
-/// it when the training begins; the peak is that since the last [`RematStats::reset_thread`].
+/// `training.metric_train_numeric(RematMetric::peak_bytes())`. What was evicted and replayed before
+/// the metric was made is left out, so make it when the training begins; the peak is that since the
+/// last [`RematStats::reset_thread`].
 ///
-/// The Learner computes metrics on a thread of its own, so a value may be that of a step later. An epoch's value is the
-/// last one, not a mean.
+/// The Learner computes metrics on a thread of its own, so a value may be that of a step later. An
+/// epoch's value is the last one, not a mean.
 #[derive(Clone, Debug)]
 pub struct RematMetric(Gauge);
 
 gauge_metric!(RematMetric);
 
 impl RematMetric {
-    /// The most bytes that managed tensors occupied since the last [`RematStats::reset_thread`], in MiB.
+    /// The most bytes that managed tensors occupied since the last [`RematStats::reset_thread`], in
+    /// MiB.
     pub fn peak_bytes() -> Self {
         let about = "The most bytes that managed tensors occupied";
         let read = || mebibytes(RematStats::of_process().peak_bytes);
@@ -71,17 +73,19 @@ fn since_now(name: &str, about: &'static str, read: fn(RematStats) -> f64) -> Ga
     Gauge::new(name, about, 0.0, growth)
 }
 
-/// The most bytes in use since the last read, in MiB, and the three largest [holders](crate::snapshot::Holder) at that time: for
+/// The most bytes in use since the last read, in MiB, and the three largest
+/// [holders](crate::snapshot::Holder) at that time: for
 /// `training.metric_train_numeric(HoldersMetric::new())`.
 ///
-/// It counts every tensor of the thread that makes the metric: where no [`MemoryBudget`] is in force,
-/// [`MemoryBudget::unlimited`] is that of the process until all clones of the metric are dropped. The
-/// Learner computes metrics on a thread of its own, so a read may come while the next step runs: then
-/// the next value is of what is left of that step.
+/// It counts every tensor of the thread that makes the metric: where no [`MemoryBudget`] is in
+/// force, [`MemoryBudget::unlimited`] is that of the process until all clones of the metric are
+/// dropped. The Learner computes metrics on a thread of its own, so a read may come while the next
+/// step runs: then the next value is of what is left of that step.
 ///
 /// # Cost
 ///
-/// Those of [`record`](crate::trace::record) and of [`MemoryBudget::install_for_process`], until all clones are dropped.
+/// Those of [`record`](crate::trace::record) and of [`MemoryBudget::install_for_process`], until
+/// all clones are dropped.
 #[derive(Clone, Debug)]
 pub struct HoldersMetric(Gauge);
 

@@ -10,8 +10,8 @@ use crate::outputs::Outputs;
 use crate::policy::Policy;
 use crate::scope::checkpoint_with;
 
-/// A module that runs in a checkpoint scope. Its parameters, their paths and its record are those of the wrapped module, so a record can be
-/// loaded with and without the wrapper.
+/// A module that runs in a checkpoint scope. Its parameters, their paths and its record are those
+/// of the wrapped module, so a record can be loaded with and without the wrapper.
 ///
 /// ```
 /// use burn::backend::Autodiff;

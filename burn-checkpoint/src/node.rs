@@ -1,5 +1,6 @@
-//! A node: the record of a managed tensor. Its [`TensorMeta`] never changes; its [`State`] holds the storage, which may be evicted; its
-//! [`Recipe`] brings the storage back. Recipes refer to nodes by a [`Source`].
+//! A node: the record of a managed tensor. Its [`TensorMeta`] never changes; its [`State`] holds
+//! the storage, which may be evicted; its [`Recipe`] brings the storage back. Recipes refer to
+//! nodes by a [`Source`].
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -24,7 +25,8 @@ use crate::region::Region;
 use crate::trace::{self, EventKind, Traced};
 use crate::{unwound, verify};
 
-/// How a tensor comes back. One vtable for each operation, so that the code of nodes is compiled once for a backend.
+/// How a tensor comes back. One vtable for each operation, so that the code of nodes is compiled
+/// once for a backend.
 pub(crate) trait Recipe<B: Backend>: Send + Sync {
     /// Visits the managed inputs.
     fn inputs(&self, visit: &mut dyn FnMut(&Source<B>));
@@ -44,7 +46,8 @@ pub(crate) trait Recipe<B: Backend>: Send + Sync {
     fn place(&self) -> Option<UploadPlace> {
         None
     }
-    /// The recipe of the same tensor in another type, with what it is a view of, if its elements can be requested in that type.
+    /// The recipe of the same tensor in another type, with what it is a view of, if its elements
+    /// can be requested in that type.
     fn in_type(&self, _dtype: DType) -> Option<InType<B>> {
         None
     }
@@ -93,8 +96,8 @@ impl<B: Backend> Node<B> {
         self.state.lock()
     }
 
-    /// The recipe, for calls that may run code of the user, during which the node must not be locked: that code may search for what to
-    /// evict.
+    /// The recipe, for calls that may run code of the user, during which the node must not be
+    /// locked: that code may search for what to evict.
     pub fn recipe(&self) -> Option<Arc<dyn Recipe<B>>> {
         self.state().recipe.clone()
     }
@@ -102,8 +105,8 @@ impl<B: Backend> Node<B> {
 
 /// A recipe's reference to a node, which is not counted as a user.
 ///
-/// Dropped without recursion: the last reference to a node at the end of a chain would otherwise drop the whole chain on
-/// one stack.
+/// Dropped without recursion: the last reference to a node at the end of a chain would otherwise
+/// drop the whole chain on one stack.
 #[derive(Clone)]
 pub(crate) struct Source<B: Backend>(Option<Arc<Node<B>>>);
 
@@ -177,12 +180,14 @@ pub(crate) struct TensorMeta<B: Backend> {
     pub parts_bytes: u64,
     /// Whether a reshape of it is a view.
     pub contiguous: bool,
-    /// Whether its elements are sure to lie in the order that its shape says, as they do when they come back from the host.
+    /// Whether its elements are sure to lie in the order that its shape says, as they do when they
+    /// come back from the host.
     pub row_major: bool,
-    /// Whether the storage exists during uses only: the elements are delivered, or computed from delivered ones alone. Its origin is
-    /// [`Origin::Delivered`].
+    /// Whether the storage exists during uses only: the elements are delivered, or computed from
+    /// delivered ones alone. Its origin is [`Origin::Delivered`].
     pub is_delivered: bool,
-    /// Whether the operation wrote into its operand's storage: it comes back only by all writes before it too.
+    /// Whether the operation wrote into its operand's storage: it comes back only by all writes
+    /// before it too.
     pub overwrites: bool,
     /// The tensor whose storage this one shares.
     pub group: Option<Source<B>>,
@@ -349,7 +354,8 @@ impl<B: Backend> TensorMeta<B> {
 /// The part of a node that changes.
 pub(crate) struct State<B: Backend> {
     pub storage: Storage<B>,
-    /// How the storage comes back. Dropped outside of the lock, for its inputs may be dropped with it.
+    /// How the storage comes back. Dropped outside of the lock, for its inputs may be dropped with
+    /// it.
     pub recipe: Option<Arc<dyn Recipe<B>>>,
     pub origin: Origin,
     /// Replays under way that need the storage.
@@ -358,10 +364,11 @@ pub(crate) struct State<B: Backend> {
     pub hand_over: bool,
     /// The scope that evicts it: replays for tensors of other scopes do not keep it resident.
     pub region: Option<Arc<Region>>,
-    /// Whether a scope inside of `region` has used it: the inner scope is replayed from it, so a replay keeps it even without users.
+    /// Whether a scope inside of `region` has used it: the inner scope is replayed from it, so a
+    /// replay keeps it even without users.
     pub feeds_inner_scope: bool,
-    /// A branch point: several recipes start from it (a residual stream), or a scope does (the result of another scope). Under a budget
-    /// its storage stays when its last handle is dropped.
+    /// A branch point: several recipes start from it (a residual stream), or a scope does (the
+    /// result of another scope). Under a budget its storage stays when its last handle is dropped.
     pub branch_point: bool,
     /// The thread's operation count at the last use.
     pub last_used: u64,
@@ -377,8 +384,9 @@ pub(crate) struct State<B: Backend> {
     pub viewed: Option<Box<Viewed<B>>>,
 }
 
-/// A tensor that others are views of, and its storage, which may have been dropped with that tensor's last handle. The elements of a view
-/// may lie in another order than its shape's, those of this storage do not.
+/// A tensor that others are views of, and its storage, which may have been dropped with that
+/// tensor's last handle. The elements of a view may lie in another order than its shape's, those of
+/// this storage do not.
 #[derive(Clone)]
 pub(crate) struct Viewed<B: Backend> {
     pub owner: Source<B>,
@@ -395,8 +403,8 @@ pub(crate) enum Storage<B: Backend> {
 impl<B: Backend> State<B> {
     /// Whether the storage stays when the last handle is dropped: that of a branch point does.
     ///
-    /// Autodiff may save nothing of a residual stream. What is evicted of a block could then be replayed only from the beginning of
-    /// the model.
+    /// Autodiff may save nothing of a residual stream. What is evicted of a block could then be
+    /// replayed only from the beginning of the model.
     #[inline]
     pub fn outlasts_handles(&mut self, meta: &TensorMeta<B>, recipes: usize) -> bool {
         if !self.branch_point
@@ -412,7 +420,8 @@ impl<B: Backend> State<B> {
         self.branch_point
     }
 
-    /// Whether an eviction makes sense: the storage can come back, and does not exist during its uses only.
+    /// Whether an eviction makes sense: the storage can come back, and does not exist during its
+    /// uses only.
     #[inline]
     pub fn comes_back(&self) -> bool {
         matches!(self.origin, Origin::Recorded | Origin::Hosted)
@@ -446,8 +455,9 @@ impl<B: Backend> State<B> {
     }
 }
 
-/// Takes the storage out of a node, if it can come back, and returns it with the bytes that this frees. The caller drops the storage after
-/// releasing the lock, by [`TensorMeta::release`] unless it counts an eviction.
+/// Takes the storage out of a node, if it can come back, and returns it with the bytes that this
+/// frees. The caller drops the storage after releasing the lock, by [`TensorMeta::release`] unless
+/// it counts an eviction.
 #[inline]
 pub(crate) fn vacate<B: Backend>(
     meta: &TensorMeta<B>,
@@ -479,7 +489,8 @@ pub(crate) fn take_value<B: Backend>(
     }
 }
 
-/// Updates counters and checksum for a storage that is about to be taken. Returns the bytes that this frees.
+/// Updates counters and checksum for a storage that is about to be taken. Returns the bytes that
+/// this frees.
 #[inline]
 fn about_to_go<B: Backend>(meta: &TensorMeta<B>, state: &mut State<B>) -> u64 {
     if let Storage::Resident(value) = &state.storage {

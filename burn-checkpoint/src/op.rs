@@ -18,7 +18,8 @@ pub struct OpInfo {
     pub work: Work,
     /// The operation trait, such as `FloatTensorOps`.
     pub group: &'static str,
-    /// What an element costs, computed at compile time: comparing names takes longer than small operations do.
+    /// What an element costs, computed at compile time: comparing names takes longer than small
+    /// operations do.
     pub(crate) rate: Rate,
     /// The name's hash, computed at compile time.
     pub(crate) key: u64,
@@ -62,7 +63,8 @@ impl OpInfo {
         }
     }
 
-    /// Not an operation but a parameter, whose path is the name that traces show. It is never freed.
+    /// Not an operation but a parameter, whose path is the name that traces show. It is never
+    /// freed.
     pub(crate) fn parameter(path: &str) -> &'static Self {
         static PATHS: Mutex<Vec<&OpInfo>> = Mutex::new(Vec::new());
         let mut paths = PATHS.lock();
@@ -122,7 +124,8 @@ const TABLE: [&[OpInfo]; 7] = [
     burn_decorator::transaction_ops!(rows),
 ];
 
-/// Every operation of Burn's backend with its work class. The same rows make [`Remat`](crate::Remat).
+/// Every operation of Burn's backend with its work class. The same rows make
+/// [`Remat`](crate::Remat).
 ///
 /// ```
 /// use burn_checkpoint::{Work, op_table};
@@ -138,7 +141,8 @@ pub fn op_table() -> impl Iterator<Item = &'static OpInfo> {
 mod tests {
     use super::*;
 
-    /// A reshape and an assignment are known by the end of the name: the same word in front means nothing.
+    /// A reshape and an assignment are known by the end of the name: the same word in front means
+    /// nothing.
     #[test]
     fn a_name_says_what_it_ends_with() {
         let reshape = OpInfo::custom("patches_reshape", Work::View);

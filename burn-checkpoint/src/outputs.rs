@@ -1,6 +1,7 @@
 //! Finding the tensors that a scope returns.
 //!
-//! A scope keeps its results. It finds them by reading the shape of each: a call that reaches the tensor of `Remat` through all decorators.
+//! A scope keeps its results. It finds them by reading the shape of each: a call that reaches the
+//! tensor of `Remat` through all decorators.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -37,14 +38,16 @@ thread_local! {
     static TOUCHED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Runs a function that touches results. Returns the number of tensors among them, and the nodes of the managed ones.
+/// Runs a function that touches results. Returns the number of tensors among them, and the nodes of
+/// the managed ones.
 pub(crate) fn collect(touch: impl FnOnce()) -> (usize, Vec<Arc<dyn AnyEntry>>) {
     TOUCHED.set(0);
     let managed = context::collecting(touch);
     (TOUCHED.get(), managed)
 }
 
-/// Takes the tensors of a result that has no [`Outputs`], in [`checkpoint_listing`](crate::checkpoint_listing).
+/// Takes the tensors of a result that has no [`Outputs`], in
+/// [`checkpoint_listing`](crate::checkpoint_listing).
 #[derive(Debug)]
 pub struct ListedTensors {
     _private: (),
@@ -55,7 +58,8 @@ impl ListedTensors {
         Self { _private: () }
     }
 
-    /// Lists a part of the result: a tensor, or anything with [`Outputs`], such as a `Vec` of tensors.
+    /// Lists a part of the result: a tensor, or anything with [`Outputs`], such as a `Vec` of
+    /// tensors.
     pub fn add(&mut self, part: &impl Outputs) -> &mut Self {
         part.touch();
         self
@@ -69,7 +73,8 @@ impl<B: Backend, const D: usize, K: TensorKind<B> + BasicOps<B>> Outputs for Ten
     }
 }
 
-/// Implements [`Outputs`] for types: how a value of them is touched, and the types with their generics.
+/// Implements [`Outputs`] for types: how a value of them is touched, and the types with their
+/// generics.
 macro_rules! touched {
     (|$value:pat_param| $touch:expr; $([$($generics:tt)*] $type:ty),*) => {
         $(impl<$($generics)*> Outputs for $type {

@@ -9,7 +9,8 @@ use burn_decorator::module::{AnyTensor, map_floats};
 use crate::op::OpInfo;
 use crate::request::NAMED;
 
-/// The model with parameters whose paths a trace shows: in a step with this model, not once an optimizer has replaced them.
+/// The model with parameters whose paths a trace shows: in a step with this model, not once an
+/// optimizer has replaced them.
 ///
 /// # Cost
 ///

@@ -1,4 +1,5 @@
-//! Which host copies backward will use, and in which order: the next ones are uploaded before their use.
+//! Which host copies backward will use, and in which order: the next ones are uploaded before their
+//! use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Weak;
@@ -7,12 +8,14 @@ use parking_lot::Mutex;
 
 use crate::entry::AnyEntry;
 
-/// Number of tensors uploaded before their use: the next transfer overlaps with operations, and memory holds little that is not needed yet.
+/// Number of tensors uploaded before their use: the next transfer overlaps with operations, and
+/// memory holds little that is not needed yet.
 const AHEAD: usize = 2;
 
 /// The host copies of one thread's tensors on one device, by the numbers of their nodes.
 ///
-/// Backward uses them from the last number to the first, across scopes. At each use the copies before it are uploaded ahead.
+/// Backward uses them from the last number to the first, across scopes. At each use the copies
+/// before it are uploaded ahead.
 #[derive(Default)]
 pub(crate) struct Prefetch(Mutex<Queue>);
 
@@ -36,7 +39,8 @@ impl Prefetch {
         queue.ahead.remove(&id);
     }
 
-    /// This node's copy is used: removes it, and uploads the next ones ahead. What was uploaded for another order waits for its use.
+    /// This node's copy is used: removes it, and uploads the next ones ahead. What was uploaded for
+    /// another order waits for its use.
     pub fn asked_for(&self, id: u64) {
         self.forget(id);
         let mut queue = self.0.lock();

@@ -33,14 +33,16 @@ pub(crate) fn multiplications(op: &str, [a, b, c]: &[Operand; 3], elements: f64)
         // [d, k] and [.., n, k]: the features of the result add up over k.
         "linear_x_backward" => elements * b.last_dim,
         "linear_weight_backward" => elements * (a.elements / a.last_dim),
-        // Scores of [.., n, d] and [.., t, d], and the sum of t values for each element of the result.
+        // Scores of [.., n, d] and [.., t, d], and the sum of t values for each element of the
+        // result.
         "attention" => (a.elements + elements) * b.rows,
         // x, offsets, weight.
         "deform_conv2d" | "deform_conv2d_backward" => elements * c.window,
         // A kernel [in, out, ..] spreads each element of x.
         _ if op.starts_with("conv_transpose") && op.ends_with("_x_backward") => elements * a.window,
         _ if op.starts_with("conv_transpose") => a.elements * b.window,
-        // A kernel [out, in, ..] gathers each element of the result. Operands of backward: x, weight, gradient.
+        // A kernel [out, in, ..] gathers each element of the result. Operands of backward: x,
+        // weight, gradient.
         _ if op.starts_with("conv") && op.ends_with("_backward") => c.elements * b.window,
         _ if op.starts_with("conv") => elements * b.window,
         // [.., m, k] and [.., k, n].
@@ -52,17 +54,20 @@ pub(crate) fn multiplications(op: &str, [a, b, c]: &[Operand; 3], elements: f64)
 mod tests {
     use super::{Operand, multiplications};
 
-    /// Counted by hand: a loop over every dimension of the result, and inside of it over what is added up.
+    /// Counted by hand: a loop over every dimension of the result, and inside of it over what is
+    /// added up.
     #[test]
     fn products_are_counted() {
         type Dims = &'static [usize];
         // A batch of 2, 3 rows, 5 inputs, 7 outputs.
         let (x, weight, y): (Dims, Dims, Dims) = (&[2, 3, 5], &[5, 7], &[2, 3, 7]);
         let linear = 2 * 3 * 5 * 7;
-        // Batch 2, heads 3, 5 queries, 7 keys, 11 features, 13 features of the values: two products.
+        // Batch 2, heads 3, 5 queries, 7 keys, 11 features, 13 features of the values: two
+        // products.
         let [q, k, v]: [Dims; 3] = [&[2, 3, 5, 11], &[2, 3, 7, 11], &[2, 3, 7, 13]];
         let attention = 2 * 3 * 5 * 7 * (11 + 13);
-        // A convolution, its gradients, its transpose (a gradient): batch 2, 4 channels of 10x10 to 6 of 8x8, kernel 3x3, two groups.
+        // A convolution, its gradients, its transpose (a gradient): batch 2, 4 channels of 10x10 to
+        // 6 of 8x8, kernel 3x3, two groups.
         let [image, kernel, out]: [Dims; 3] = [&[2, 4, 10, 10], &[6, 2, 3, 3], &[2, 6, 8, 8]];
         let conv = 2 * 6 * 8 * 8 * 2 * 3 * 3;
         let of_conv: &[Dims] = &[image, kernel, out];

@@ -1,7 +1,7 @@
 //! Recipes: how a tensor comes back.
 //!
-//! A recipe refers to its inputs by [`Source`]s, which are not counted as users: a tensor that only recipes refer to has no
-//! storage, unless it cannot come back.
+//! A recipe refers to its inputs by [`Source`]s, which are not counted as users: a tensor that only
+//! recipes refer to has no storage, unless it cannot come back.
 
 use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock, Weak};
@@ -20,7 +20,8 @@ use crate::request::Request;
 use crate::verify;
 use crate::work::Work;
 
-/// The recipe of a row of the table: one closure, which visits the inputs if it gets a visitor, and else computes the result.
+/// The recipe of a row of the table: one closure, which visits the inputs if it gets a visitor, and
+/// else computes the result.
 impl<B, F> Recipe<B> for F
 where
     B: Backend,

@@ -5,8 +5,8 @@ use crate::context;
 use crate::install::InstalledBudget;
 use crate::trace::{self, Event, Recording};
 
-/// Collects what happens to every tensor of this thread from now on: [`trace::record`] alone sees the
-/// tensors of scopes, and all tensors only while a [`MemoryBudget`] is in force. Where none is,
+/// Collects what happens to every tensor of this thread from now on: [`trace::record`] alone sees
+/// the tensors of scopes, and all tensors only while a [`MemoryBudget`] is in force. Where none is,
 /// [`MemoryBudget::unlimited`] is in force until the recording ends; nothing is evicted by it.
 ///
 /// # Cost

@@ -208,7 +208,8 @@ impl<B: Backend> AnyEntry for Node<B> {
         if owner.retired.swap(true, Ordering::AcqRel) {
             return;
         }
-        // One more than the number of residents: the count does not reach 0 again, so the storage is not counted again.
+        // One more than the number of residents: the count does not reach 0 again, so the storage
+        // is not counted again.
         if owner.residents.fetch_add(1, Ordering::AcqRel) > 0 {
             owner.memory.counts.remove(owner.bytes);
             owner.emit(EventKind::Retire, owner.bytes);
@@ -223,7 +224,8 @@ impl<B: Backend> AnyEntry for Node<B> {
         state.region = outer.cloned();
         let viewed = state.viewed.take();
         let may_go = outer.is_none() && self.meta.memory.may_evict();
-        // The scopes that follow are replayed from it, so it stays without handles too, until the budget needs its room.
+        // The scopes that follow are replayed from it, so it stays without handles too, until the
+        // budget needs its room.
         state.branch_point |= may_go && state.origin == Origin::Recorded;
         drop(state);
         drop(viewed);
@@ -239,7 +241,8 @@ impl<B: Backend> AnyEntry for Node<B> {
         let Some(recipe) = &state.recipe else {
             return;
         };
-        // Locks inputs while the node is locked. Nothing locks an input first, so no two threads wait for each other.
+        // Locks inputs while the node is locked. Nothing locks an input first, so no two threads
+        // wait for each other.
         recipe.inputs(&mut |source| {
             let node = source.node();
             let state = node.state();

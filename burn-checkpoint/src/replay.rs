@@ -1,7 +1,7 @@
 //! Bringing tensors back: from their host copy, or by a replay.
 //!
-//! A replay first plans, without recursion, what has to run, in which order, and how often each result is needed. Then it runs, and drops
-//! what no handle refers to right after its last use.
+//! A replay first plans, without recursion, what has to run, in which order, and how often each
+//! result is needed. Then it runs, and drops what no handle refers to right after its last use.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -36,8 +36,9 @@ thread_local! {
     static REPLAYING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the operations that this thread gives to the backend below [`Remat`](crate::Remat) bring evicted tensors back, by a replay or an
-/// upload. For backends that tell forward from backward by the operations they get.
+/// Whether the operations that this thread gives to the backend below [`Remat`](crate::Remat) bring
+/// evicted tensors back, by a replay or an upload. For backends that tell forward from backward by
+/// the operations they get.
 pub fn is_replaying() -> bool {
     REPLAYING.get()
 }
@@ -75,7 +76,8 @@ pub(crate) fn lock_inputs<B: Backend>(recipe: &dyn Recipe<B>) -> Locked<B> {
     locked
 }
 
-/// Brings a node back that is in host memory, and uploads ahead what backward will use next. Returns whether the node is resident.
+/// Brings a node back that is in host memory, and uploads ahead what backward will use next.
+/// Returns whether the node is resident.
 pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
     let meta = &node.meta;
     let ahead = match &node.state().storage {
@@ -125,7 +127,8 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
         meta.uploaded();
     }
     if let Some(budget) = meta.memory.budget() {
-        // Nothing is uploaded ahead under a budget: what it evicts would depend on when copies arrive.
+        // Nothing is uploaded ahead under a budget: what it evicts would depend on when copies
+        // arrive.
         meta.memory.prefetch.forget(meta.id);
         budget.list(node);
     } else {
@@ -134,7 +137,8 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
     true
 }
 
-/// In verify mode: replays a node that is about to be evicted, and compares. It is resident after it as before.
+/// In verify mode: replays a node that is about to be evicted, and compares. It is resident after
+/// it as before.
 pub(crate) fn rehearse<B: Backend>(node: &Arc<Node<B>>) {
     let mut state = node.state();
     if state.origin != Origin::Recorded || verify::is_rehearsing() {
@@ -153,8 +157,8 @@ pub(crate) fn rehearse<B: Backend>(node: &Arc<Node<B>>) {
     node.state().viewed = viewed;
 }
 
-/// Locks a node for a replay, and returns its recipe unless it is resident: in one step, because another thread may drop its last handle
-/// in between.
+/// Locks a node for a replay, and returns its recipe unless it is resident: in one step, because
+/// another thread may drop its last handle in between.
 fn lock<B: Backend>(node: &Arc<Node<B>>) -> Option<Arc<dyn Recipe<B>>> {
     loop {
         let mut state = node.state();
@@ -179,7 +183,8 @@ struct Planned<B: Backend> {
 /// A plan has room for so many nodes without further allocations.
 const USUAL: usize = 28;
 
-/// What brings a node back: its recipe, and the part of [`Plan::inputs`] that has the indices of its inputs.
+/// What brings a node back: its recipe, and the part of [`Plan::inputs`] that has the indices of
+/// its inputs.
 type Run<B> = (Arc<dyn Recipe<B>>, Range<usize>);
 
 struct Plan<B: Backend> {
@@ -243,7 +248,8 @@ impl<B: Backend> Plan<B> {
                 plan.inputs.push(need(&mut plan.nodes, source.node(), 1));
             });
             let inputs = begin..plan.inputs.len();
-            // An operation that runs for one of its results returns the others too: those that stay are stored.
+            // An operation that runs for one of its results returns the others too: those that stay
+            // are stored.
             recipe.siblings(&mut |sibling| {
                 let state = sibling.state();
                 let evicted = matches!(state.storage, Storage::Evicted);
@@ -270,7 +276,8 @@ impl<B: Backend> Plan<B> {
             }
             let is_of_target = Arc::ptr_eq(memory, &self.target.meta.memory);
             step(node, &*recipe, is_of_target.then_some(&mut self.replayed));
-            // A tensor that came back and stays no longer needs its recipe, unless a budget may evict it again.
+            // A tensor that came back and stays no longer needs its recipe, unless a budget may
+            // evict it again.
             if !memory.may_evict() && !verify::is_rehearsing() && self.is_kept(node, &node.state())
             {
                 node.settle();
@@ -306,7 +313,8 @@ impl<B: Backend> Plan<B> {
         }
     }
 
-    /// Whether a node that came back stays: it has handles or an inner scope starts from it, and its scope is the target's or around it.
+    /// Whether a node that came back stays: it has handles or an inner scope starts from it, and
+    /// its scope is the target's or around it.
     fn is_kept(&self, node: &Arc<Node<B>>, state: &State<B>) -> bool {
         if Arc::ptr_eq(node, &self.target) {
             return true;
@@ -331,7 +339,8 @@ impl<B: Backend> Plan<B> {
         };
         state.locks -= 1;
         state.hand_over = false;
-        // A replay that a comparison interrupts may have locked it too: that replay brings it back itself.
+        // A replay that a comparison interrupts may have locked it too: that replay brings it back
+        // itself.
         let of_others = match verify::is_rehearsing() && !found {
             true => std::mem::take(&mut state.locks),
             false => 0,
@@ -343,7 +352,8 @@ impl<B: Backend> Plan<B> {
     }
 }
 
-/// Runs one recipe and stores its result. Counts it in `replayed`, or without that in the node's own counters.
+/// Runs one recipe and stores its result. Counts it in `replayed`, or without that in the node's
+/// own counters.
 fn step<B: Backend>(
     node: &Arc<Node<B>>,
     recipe: &dyn Recipe<B>,

@@ -10,25 +10,30 @@ use crate::trace::{self, EventKind};
 use crate::work::Work;
 use crate::{download, tiny, verify};
 
-/// Runs `region` and drops what only backward will need of it; backward computes that once more, bit for bit (`torch.utils.checkpoint`).
+/// Runs `region` and drops what only backward will need of it; backward computes that once more,
+/// bit for bit (`torch.utils.checkpoint`).
 ///
-/// Anything may be captured and any tensors returned: see [`Outputs`], and [`checkpoint_listing`] for
-/// results of other crates' types. Scopes can be nested. Random numbers are kept, not drawn again.
+/// Anything may be captured and any tensors returned: see [`Outputs`], and [`checkpoint_listing`]
+/// for results of other crates' types. Scopes can be nested. Random numbers are kept, not drawn
+/// again.
 ///
 /// # Cost
 ///
-/// One more forward pass of the region during backward. Memory: the region's inputs, its results and its random numbers stay, and
-/// what it stores if that is tiny; all else is evicted. Under a [`MemoryBudget`](crate::MemoryBudget) results may be evicted too.
+/// One more forward pass of the region during backward. Memory: the region's inputs, its results
+/// and its random numbers stay, and what it stores if that is tiny; all else is evicted. Under a
+/// [`MemoryBudget`](crate::MemoryBudget) results may be evicted too.
 ///
 /// # What a region stores
 ///
-/// A tensor that the region's code stores elsewhere, such as running statistics of a batch norm, stays if it is tiny: nothing else was
-/// computed from it, it has at most a 16th of the bytes of the region's largest tensor, and the tiny tensors, the smallest first, together
-/// have at most a 16th of all bytes that the region made. Running statistics are tiny from 16 values a channel on. No tensor of a region
-/// that made less than 16 KiB is tiny.
+/// A tensor that the region's code stores elsewhere, such as running statistics of a batch norm,
+/// stays if it is tiny: nothing else was computed from it, it has at most a 16th of the bytes of
+/// the region's largest tensor, and the tiny tensors, the smallest first, together have at most a
+/// 16th of all bytes that the region made. Running statistics are tiny from 16 values a channel on.
+/// No tensor of a region that made less than 16 KiB is tiny.
 ///
-/// A larger one is evicted, because it looks like the tensors that autodiff saves. Until its next use, which computes it again, it holds
-/// what it was computed from, the region's inputs included. So return what outlives the step from the region too, unless it is tiny.
+/// A larger one is evicted, because it looks like the tensors that autodiff saves. Until its next
+/// use, which computes it again, it holds what it was computed from, the region's inputs included.
+/// So return what outlives the step from the region too, unless it is tiny.
 ///
 /// ```
 /// use burn::backend::Autodiff;
@@ -57,7 +62,8 @@ pub fn checkpoint<R: Outputs>(region: impl FnOnce() -> R) -> R {
 ///
 /// # Cost
 ///
-/// For evicted tensors that of [`checkpoint`]. Kept tensors cost their bytes, offloaded ones as many on the host and a copy each way.
+/// For evicted tensors that of [`checkpoint`]. Kept tensors cost their bytes, offloaded ones as
+/// many on the host and a copy each way.
 pub fn checkpoint_with<R: Outputs>(policy: Policy, region: impl FnOnce() -> R) -> R {
     run(policy, None, region, Outputs::touch)
 }
@@ -71,9 +77,9 @@ pub fn checkpoint_labelled<R: Outputs>(
     run(policy, Some(label.into()), region, Outputs::touch)
 }
 
-/// [`checkpoint_with`], for a result whose type has no [`Outputs`] and cannot have it, because it is
-/// of another crate: `list` says which tensors it holds. One that is not listed is evicted with the
-/// rest and computed again when it is used.
+/// [`checkpoint_with`], for a result whose type has no [`Outputs`] and cannot have it, because it
+/// is of another crate: `list` says which tensors it holds. One that is not listed is evicted with
+/// the rest and computed again when it is used.
 ///
 /// # Cost
 ///
@@ -125,8 +131,9 @@ pub fn checkpoint_listing<R>(
     })
 }
 
-/// Runs something in a scope that keeps its tensors, and whose results are none of the scope around it, which would evict them. For
-/// results that cost more to compute again than their bytes are worth, such as gradients that a loss computes in forward.
+/// Runs something in a scope that keeps its tensors, and whose results are none of the scope around
+/// it, which would evict them. For results that cost more to compute again than their bytes are
+/// worth, such as gradients that a loss computes in forward.
 ///
 /// ```
 /// use burn::tensor::Tensor;
@@ -145,7 +152,8 @@ pub fn keeping<R>(region: impl FnOnce() -> R) -> R {
     result.expect("a scope runs its region")
 }
 
-/// Drops the storage of tensors that can come back: those made in a scope that is open, or under a budget. Others stay as they are.
+/// Drops the storage of tensors that can come back: those made in a scope that is open, or under a
+/// budget. Others stay as they are.
 ///
 /// # Cost
 ///
@@ -162,7 +170,8 @@ fn run<R>(
     region: impl FnOnce() -> R,
     touch: impl FnOnce(&R),
 ) -> R {
-    /// A scope of the trace. After a panic it is still open, and closed without its end, because its tensors are being dropped.
+    /// A scope of the trace. After a panic it is still open, and closed without its end, because
+    /// its tensors are being dropped.
     struct Scope {
         is_open: bool,
     }
@@ -241,17 +250,18 @@ fn end(frame: Frame, results: Vec<Arc<dyn AnyEntry>>) {
     }
 }
 
-/// Moves a tensor that lies in the order of its shape. Another one is evicted: it would come back from the host in another order, which
-/// a matmul may add up in another order.
+/// Moves a tensor that lies in the order of its shape. Another one is evicted: it would come back
+/// from the host in another order, which a matmul may add up in another order.
 fn move_to_host(node: &Arc<dyn AnyEntry>) {
     let info = node.info();
-    // A copy on the host would cost more than the operation: dropout makes its numbers from bits by `int_into_float`.
+    // A copy on the host would cost more than the operation: dropout makes its numbers from bits by
+    // `int_into_float`.
     let is_cheap = info.op.work == Work::New || info.op.name == "int_into_float";
     let moving = match info.can_move {
         _ if is_cheap => None,
         true => Some(node.clone()),
-        // A view or a reshaped copy is computed again from the tensor it is a view of. That one moves, unless it has handles of its own and
-        // has moved already.
+        // A view or a reshaped copy is computed again from the tensor it is a view of. That one
+        // moves, unless it has handles of its own and has moved already.
         false => node.restore_viewed(),
     };
     if let Some(moving) = moving

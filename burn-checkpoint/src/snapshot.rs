@@ -1,4 +1,6 @@
-//! A [`trace`](crate::trace) read as a snapshot, best one by [`record_all`](crate::record_all()), which sees every tensor: what holds the memory at its peak or at its end, and a file for Perfetto.
+//! A [`trace`](crate::trace) read as a snapshot, best one by [`record_all`](crate::record_all()),
+//! which sees every tensor: what holds the memory at its peak or at its end, and a file for
+//! Perfetto.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,7 +12,8 @@ use serde_json::{Value, json};
 use crate::error::size;
 use crate::trace::{Event, EventKind, Kind, Traced};
 
-/// What holds the memory of a device at one time of a trace. Displayed it is a table of the twenty largest holders.
+/// What holds the memory of a device at one time of a trace. Displayed it is a table of the twenty
+/// largest holders.
 ///
 /// ```
 /// use burn::backend::Autodiff;
@@ -41,8 +44,10 @@ pub struct Snapshot {
 /// Tensors of one operation in one scope.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// The labels of the scopes that they were made in, outermost first, and the operation: `block 3/float_matmul`; then `after` and the
-    /// parameter in use, if [`name_parameters`](crate::name_parameters) has named it. `before` for tensors made before the recording.
+    /// The labels of the scopes that they were made in, outermost first, and the operation:
+    /// `block 3/float_matmul`; then `after` and the parameter in use, if
+    /// [`name_parameters`](crate::name_parameters) has named it. `before` for tensors made before
+    /// the recording.
     pub owner: String,
     /// What they are for.
     pub kind: Kind,
@@ -70,7 +75,8 @@ pub(crate) struct InUse {
 const MANY: usize = 1 << 16;
 
 impl InUse {
-    /// Adds these events. Returns the tensors in use at the event with the most live bytes, if any is of a tensor.
+    /// Adds these events. Returns the tensors in use at the event with the most live bytes, if any
+    /// is of a tensor.
     pub fn follow(&mut self, events: &[Event]) -> Option<Snapshot> {
         let of_device = events.iter().enumerate().rev();
         let of_device = of_device.filter(|(_, event)| event.device.is_some());
@@ -158,7 +164,8 @@ impl Snapshot {
         InUse::default().follow(events)
     }
 
-    /// At the last event of a tensor: shows what was alive when an operation did not fit or a budget was too small.
+    /// At the last event of a tensor: shows what was alive when an operation did not fit or a
+    /// budget was too small.
     pub fn at_end(events: &[Event]) -> Option<Self> {
         let mut in_use = InUse::default();
         events.iter().for_each(|event| in_use.add(event));
@@ -209,8 +216,10 @@ impl fmt::Display for Snapshot {
     }
 }
 
-/// The trace as JSON in Chrome's trace format, which <https://ui.perfetto.dev> and `chrome://tracing` open: scopes as slices, replays and
-/// collectives as slices of their own tracks, operations, evictions and transfers as instants, and each device's bytes in use as a counter.
+/// The trace as JSON in Chrome's trace format, which <https://ui.perfetto.dev> and
+/// `chrome://tracing` open: scopes as slices, replays and collectives as slices of their own
+/// tracks, operations, evictions and transfers as instants, and each device's bytes in use as a
+/// counter.
 pub fn chrome_trace(events: &[Event]) -> String {
     let entries: Vec<_> = events.iter().flat_map(entries).collect();
     json!({"displayTimeUnit": "ms", "traceEvents": entries}).to_string()

@@ -1,10 +1,13 @@
-//! What guards put in force on a thread: the newest one counts, in whichever order they are dropped.
+//! What guards put in force on a thread: the newest one counts, in whichever order they are
+//! dropped.
 //!
-//! `guard = install();` makes the new one before it drops the old one, so a guard must not restore what it found.
+//! `guard = install();` makes the new one before it drops the old one, so a guard must not restore
+//! what it found.
 
 use std::collections::BTreeMap;
 
-/// Entries of guards, by their tickets, of which no two are the same at one time: the newest is in force.
+/// Entries of guards, by their tickets, of which no two are the same at one time: the newest is in
+/// force.
 pub(crate) struct Stack<T>(BTreeMap<u64, T>);
 
 impl<T> Stack<T> {

@@ -11,8 +11,8 @@ use crate::verify;
 
 /// The memory that managed tensors occupy, and what it takes to evict them and bring them back.
 ///
-/// Counted per thread and device: ranks that are threads sharing a device have separate counters. A tensor is counted where it was made,
-/// even if another thread brings it back.
+/// Counted per thread and device: ranks that are threads sharing a device have separate counters. A
+/// tensor is counted where it was made, even if another thread brings it back.
 ///
 /// ```
 /// use burn_checkpoint::{Remat, RematStats, checkpoint};
@@ -46,7 +46,8 @@ pub struct RematStats {
     pub offloaded_bytes: u64,
     /// Bytes that came back from host memory.
     pub uploaded_bytes: u64,
-    /// Time spent in replays, with their evictions; only the submission of operations on a lazy or asynchronous backend.
+    /// Time spent in replays, with their evictions; only the submission of operations on a lazy or
+    /// asynchronous backend.
     pub replay_time: Duration,
     /// Time that budgets took to find what to evict.
     pub search_time: Duration,
@@ -68,7 +69,8 @@ impl Add for RematStats {
     }
 }
 
-/// Counters of one device's tensors, made by one thread under one budget; or of a thread; or of the process.
+/// Counters of one device's tensors, made by one thread under one budget; or of a thread; or of the
+/// process.
 #[derive(Default)]
 pub(crate) struct Counts {
     live: AtomicU64,
@@ -78,9 +80,11 @@ pub(crate) struct Counts {
     highest: AtomicU64,
     /// The least since it was set.
     pub lowest: AtomicU64,
-    /// All else since the last reset; live and peak bytes, which every operation changes, are 0 here.
+    /// All else since the last reset; live and peak bytes, which every operation changes, are 0
+    /// here.
     others: Mutex<RematStats>,
-    /// The counters that these are a part of: a device's of the thread's, a thread's of the process's.
+    /// The counters that these are a part of: a device's of the thread's, a thread's of the
+    /// process's.
     whole: Option<Arc<Counts>>,
 }
 

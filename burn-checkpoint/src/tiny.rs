@@ -1,20 +1,23 @@
 //! Tensors that are so small that a scope keeps them.
 //!
-//! A module may store what it made in a scope, as batch norm does its running statistics. A vector of one number a channel costs nothing to
-//! keep; evicted, it holds all that its recipe refers to, the scope's input too, until the next step reads it and so computes it again.
+//! A module may store what it made in a scope, as batch norm does its running statistics. A vector
+//! of one number a channel costs nothing to keep; evicted, it holds all that its recipe refers to,
+//! the scope's input too, until the next step reads it and so computes it again.
 //!
-//! A tensor that other recipes refer to is not kept: replays need the rest of what it was computed from, and bring all of it back together.
+//! A tensor that other recipes refer to is not kept: replays need the rest of what it was computed
+//! from, and bring all of it back together.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use crate::entry::AnyEntry;
 
-/// A tiny tensor has at most a 16th of the bytes of the scope's largest one, and the tiny ones together, the smallest first,
-/// a 16th of all bytes made in the scope.
+/// A tiny tensor has at most a 16th of the bytes of the scope's largest one, and the tiny ones
+/// together, the smallest first, a 16th of all bytes made in the scope.
 const PART: u64 = 16;
 
-/// A scope that made fewer bytes is not searched for tiny tensors: they can hold no more than these bytes.
+/// A scope that made fewer bytes is not searched for tiny tensors: they can hold no more than these
+/// bytes.
 const WORTH: u64 = 16 << 10;
 
 /// Whether handles refer to a tensor, and no recipe does.
@@ -38,7 +41,8 @@ impl Sizes {
         self.all += bytes;
     }
 
-    /// The range of sizes that are tiny, given the sizes of the tensors that would be evicted. All of one size are tiny, or none.
+    /// The range of sizes that are tiny, given the sizes of the tensors that would be evicted. All
+    /// of one size are tiny, or none.
     pub fn tiny(&self, going: impl Iterator<Item = u64>) -> RangeInclusive<u64> {
         let mut tiny = 0;
         if self.all >= WORTH {

@@ -1,7 +1,7 @@
 //! What happened to tensors, one event at a time: the data for plots and for profiles of blocks.
 //!
-//! [`record`] collects the events of this thread until its guard is dropped. Without a guard nothing
-//! is collected. Tensors are seen in scopes and under a budget only:
+//! [`record`] collects the events of this thread until its guard is dropped. Without a guard
+//! nothing is collected. Tensors are seen in scopes and under a budget only:
 //! [`record_all`](crate::record_all()) sees every one.
 
 use std::cell::{Cell, RefCell};
@@ -36,15 +36,18 @@ pub enum EventKind {
     Alloc(Traced, Kind),
     /// Storage was dropped, the recipe stays.
     Evict(Traced),
-    /// The tensor came back by its recipe. How long that took on this thread; next to nothing where a backend is lazy.
+    /// The tensor came back by its recipe. How long that took on this thread; next to nothing where
+    /// a backend is lazy.
     Replay(Traced, Duration),
     /// The tensor moves to host memory.
     Offload(Traced),
     /// The tensor came back from host memory.
     Upload(Traced),
-    /// Storage was dropped because no handle refers to the tensor any more, or its last user writes its result there.
+    /// Storage was dropped because no handle refers to the tensor any more, or its last user writes
+    /// its result there.
     Free(Traced),
-    /// The tensor outlives its step, such as a gradient or a new parameter: it stays, and no longer counts.
+    /// The tensor outlives its step, such as a gradient or a new parameter: it stays, and no longer
+    /// counts.
     Retire(Traced),
     /// An operation uses a parameter that [`name_parameters`](crate::name_parameters) has named.
     Parameter {
@@ -60,7 +63,8 @@ pub enum EventKind {
     },
     /// A scope began.
     ScopeBegin {
-        /// The label given to [`checkpoint_labelled`](crate::checkpoint_labelled), or the name of its policy.
+        /// The label given to [`checkpoint_labelled`](crate::checkpoint_labelled), or the name of
+        /// its policy.
         label: String,
     },
     /// The scope that began last ended; what it made has been evicted by now.
@@ -93,7 +97,8 @@ pub enum Kind {
 
 type Events = Mutex<Vec<Event>>;
 
-/// Whether any thread has ever recorded. Read first, because a static is read faster than a thread-local.
+/// Whether any thread has ever recorded. Read first, because a static is read faster than a
+/// thread-local.
 static EVER: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -102,8 +107,10 @@ thread_local! {
     static RECORDINGS: RefCell<Vec<(Instant, Weak<Events>)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Collects what happens on this thread from now on to tensors that are managed: those of scopes, and under a
-/// [`MemoryBudget`](crate::MemoryBudget) all of them. For every tensor of the thread use [`record_all`](crate::record_all()). Of several recordings the newest gets the events, in whichever order they end.
+/// Collects what happens on this thread from now on to tensors that are managed: those of scopes,
+/// and under a [`MemoryBudget`](crate::MemoryBudget) all of them. For every tensor of the thread
+/// use [`record_all`](crate::record_all()). Of several recordings the newest gets the events, in
+/// whichever order they end.
 ///
 /// # Cost
 ///
@@ -142,7 +149,8 @@ pub(crate) fn is_on() -> bool {
     EVER.load(Ordering::Relaxed) && rare(&ON)
 }
 
-/// Runs `wait`, which waits for other ranks, and records it as a collective. `sent` returns the bytes that were sent so far.
+/// Runs `wait`, which waits for other ranks, and records it as a collective. `sent` returns the
+/// bytes that were sent so far.
 pub fn collective<R>(op: &'static str, sent: impl Fn() -> u64, wait: impl FnOnce() -> R) -> R {
     if !is_on() {
         return wait();

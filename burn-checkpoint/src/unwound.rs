@@ -1,7 +1,8 @@
 //! Drops that are deferred until a panic is over.
 //!
-//! burn-fusion never frees a tensor that is dropped while its thread panics. So tensors that an unwinding thread drops are kept here, until
-//! the thread drops the next tensor without a panic, the device is synchronised, or the counters are read.
+//! burn-fusion never frees a tensor that is dropped while its thread panics. So tensors that an
+//! unwinding thread drops are kept here, until the thread drops the next tensor without a panic,
+//! the device is synchronised, or the counters are read.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -11,7 +12,8 @@ use std::thread::panicking;
 
 use burn_decorator::cell::rare;
 
-/// Whether any value has ever waited. Read first, at each drop, because a static is read faster than a thread-local.
+/// Whether any value has ever waited. Read first, at each drop, because a static is read faster
+/// than a thread-local.
 static EVER: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -20,7 +22,8 @@ thread_local! {
     static ANY: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Drops a value now, or after the panic that this thread is in, at the latest when the thread ends.
+/// Drops a value now, or after the panic that this thread is in, at the latest when the thread
+/// ends.
 pub(crate) fn release<T: 'static>(value: T) {
     if !panicking() {
         drop(value);
@@ -46,7 +49,8 @@ pub(crate) fn free() {
 #[cold]
 fn free_all() {
     ANY.set(false);
-    // Outside of the borrow: what is dropped may drop more. A thread that ends after a panic is dropping the list itself.
+    // Outside of the borrow: what is dropped may drop more. A thread that ends after a panic is
+    // dropping the list itself.
     drop(WAITING.try_with(RefCell::take));
 }
 

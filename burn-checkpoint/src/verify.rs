@@ -11,7 +11,8 @@ use burn_decorator::cell::rare;
 use crate::error::RematError;
 use crate::kind::Value;
 
-/// Whether any thread has ever compared. Read first, because a static is read faster than a thread-local.
+/// Whether any thread has ever compared. Read first, because a static is read faster than a
+/// thread-local.
 static EVER: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -20,25 +21,31 @@ thread_local! {
     pub(crate) static REHEARSING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// While its guard lives, replays and compares every tensor that is evicted on this thread, and compares what comes back with what it was.
+/// While its guard lives, replays and compares every tensor that is evicted on this thread, and
+/// compares what comes back with what it was.
 ///
-/// - What a scope, a budget or [`evict`](crate::evict) is about to evict is replayed at once and compared, whether backward will
-///   ask for it or not. Byte limits are not in force meanwhile, and neither counters nor traces show it.
-/// - What comes back later, by a replay or from host memory, is compared with the hash of what it was, if it was dropped or moved on
-///   this thread in this mode. That includes temporaries, which were dropped because no handle referred to them.
-/// - A difference panics with [`RematError::ReplayDiffers`], or [`RematError::HostCopyDiffers`] for a copy in host memory, which
-///   name the operation. Reasons are operations outside of Burn's table that draw random numbers or have other side effects,
-///   functions that deliver something else, and lazy backends that group kernels differently.
+/// - What a scope, a budget or [`evict`](crate::evict) is about to evict is replayed at once and
+///   compared, whether backward will ask for it or not. Byte limits are not in force meanwhile, and
+///   neither counters nor traces show it.
+/// - What comes back later, by a replay or from host memory, is compared with the hash of what it
+///   was, if it was dropped or moved on this thread in this mode. That includes temporaries, which
+///   were dropped because no handle referred to them.
+/// - A difference panics with [`RematError::ReplayDiffers`], or [`RematError::HostCopyDiffers`] for
+///   a copy in host memory, which name the operation. Reasons are operations outside of Burn's
+///   table that draw random numbers or have other side effects, functions that deliver something
+///   else, and lazy backends that group kernels differently.
 ///
-/// Threads that train on separate tensors may each have a guard. No other thread may replay tensors that it shares with a thread in this
-/// mode: a tensor brought back for a comparison is dropped at once, even if the other thread has just found it.
+/// Threads that train on separate tensors may each have a guard. No other thread may replay tensors
+/// that it shares with a thread in this mode: a tensor brought back for a comparison is dropped at
+/// once, even if the other thread has just found it.
 ///
-/// A tensor that is [`delivered`](crate::delivered()) may be another one each time and is not compared itself.
+/// A tensor that is [`delivered`](crate::delivered()) may be another one each time and is not
+/// compared itself.
 ///
 /// # Cost
 ///
-/// Every tensor that is evicted, replayed, moved or released is read to the host, and every evicted one computed once more, from
-/// what is resident: for tests.
+/// Every tensor that is evicted, replayed, moved or released is read to the host, and every evicted
+/// one computed once more, from what is resident: for tests.
 ///
 /// # Panics
 ///
@@ -84,7 +91,8 @@ pub(crate) fn checksum<B: Backend>(value: &Value<B>) -> Option<u64> {
     is_on().then(|| hash(value))
 }
 
-/// Whether this thread compares, and a value that came back differs from the checksum of what was dropped.
+/// Whether this thread compares, and a value that came back differs from the checksum of what was
+/// dropped.
 pub(crate) fn differs<B: Backend>(checksum: Option<u64>, value: &Value<B>) -> bool {
     checksum.is_some_and(|checksum| is_on() && hash(value) != checksum)
 }

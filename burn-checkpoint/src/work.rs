@@ -1,7 +1,9 @@
-//! Work classes of operations, and the time that their elements take: `cargo bench --workspace --bench calibrate` prints measured
-//! times on Flex, on one thread, beside these.
+//! Work classes of operations, and the time that their elements take:
+//! `cargo bench --workspace --bench calibrate` prints measured times on Flex, on one thread, beside
+//! these.
 
-/// What it takes to compute an operation's result again: the work class of its row in `burn-decorator`'s table.
+/// What it takes to compute an operation's result again: the work class of its row in
+/// `burn-decorator`'s table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
     /// A product: matmul, convolution, attention. Its cost grows faster than its bytes.
@@ -22,7 +24,8 @@ pub enum Work {
     View,
     /// A function of plain arguments: zeros, ones, full, arange.
     New,
-    /// Cannot be done again: random numbers, data from the host, uninitialised tensors, shapes that depend on data.
+    /// Cannot be done again: random numbers, data from the host, uninitialised tensors, shapes that
+    /// depend on data.
     Fixed,
     /// No tensor results: queries, and reads to the host.
     Pass,
@@ -57,8 +60,8 @@ impl Work {
         }
     }
 
-    /// Whether a result computed from [delivered](crate::delivered()) tensors alone is delivered itself: one that is as large as they are
-    /// and quick to compute.
+    /// Whether a result computed from [delivered](crate::delivered()) tensors alone is delivered
+    /// itself: one that is as large as they are and quick to compute.
     pub(crate) const fn passes_delivery(self) -> bool {
         matches!(
             self,
@@ -75,7 +78,8 @@ impl Rate {
         cached_ns * cached + memory_ns * (elements - cached)
     }
 
-    /// The rate of an operation that is not a product. Operations of a class differ less than the classes do, with a few exceptions.
+    /// The rate of an operation that is not a product. Operations of a class differ less than the
+    /// classes do, with a few exceptions.
     pub const fn of(name: &[u8], work: Work) -> Self {
         match work {
             Work::Sort if has(name, b"fft") => Rate(6.5, 10.0),
@@ -161,7 +165,8 @@ pub(crate) const fn ends_with(name: &[u8], part: &[u8]) -> bool {
     }
 }
 
-/// Nanoseconds of a product: those of its multiplications, or, of a matrix and a vector, those of reading the matrix.
+/// Nanoseconds of a product: those of its multiplications, or, of a matrix and a vector, those of
+/// reading the matrix.
 pub(crate) fn product_ns(op: &str, multiplications: f64, largest: f64) -> f64 {
     let each = match op {
         _ if op.starts_with("deform") => 2.0,

@@ -132,7 +132,8 @@ fn segments_of_a_chain_are_scopes() {
     }
 }
 
-/// Parameters, their paths and the record are those of the module alone; the gradients too, bit for bit.
+/// Parameters, their paths and the record are those of the module alone; the gradients too, bit for
+/// bit.
 #[test]
 fn a_checkpointed_module_is_the_module_in_a_scope() {
     let _seeded = seeded();
@@ -243,7 +244,8 @@ fn any_plans(blocks: usize, plans: u64) -> impl Iterator<Item = Plan> {
         .chain(seeds.map(move |seed| any_plan(blocks, seed)))
 }
 
-/// Never more, and not much less: a block's output is planned to stay even where the next block does not save it.
+/// Never more, and not much less: a block's output is planned to stay even where the next block
+/// does not save it.
 #[test]
 fn a_step_takes_the_bytes_that_the_model_says() {
     let _seeded = seeded();

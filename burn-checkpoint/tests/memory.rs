@@ -1,4 +1,5 @@
-//! Memory is really freed: bytes of the heap, counted by the allocator. One test, for the allocator is the process's.
+//! Memory is really freed: bytes of the heap, counted by the allocator. One test, for the allocator
+//! is the process's.
 
 mod block;
 
@@ -69,7 +70,8 @@ fn growth(policy: Option<&Policy>, budget: Option<u64>) -> (f32, f32) {
     (early, late)
 }
 
-/// KiB of the heap that 1,000 dropped tensors leave behind under a budget, while 4,000 others are alive.
+/// KiB of the heap that 1,000 dropped tensors leave behind under a budget, while 4,000 others are
+/// alive.
 fn left_behind() -> f32 {
     let _budget = MemoryBudget::bytes(1 << 30).install();
     let x = Tensor::<Remat<Flex>, 1>::ones([4], &Default::default());
@@ -81,7 +83,8 @@ fn left_behind() -> f32 {
     left
 }
 
-/// KiB of the heap that a scope leaves whose policy moves selected rows to the host and keeps a reshaped copy of one: that copy has 256.
+/// KiB of the heap that a scope leaves whose policy moves selected rows to the host and keeps a
+/// reshaped copy of one: that copy has 256.
 fn left_of_a_kept_copy() -> f32 {
     let policy = Policy::per_operation(|call| match call.op.work {
         Work::Index => SavePolicy::Offload,

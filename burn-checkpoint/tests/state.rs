@@ -1,5 +1,6 @@
-//! What a module keeps from a forward pass, such as batch norm's running statistics, outlives its step: it must hold neither what the
-//! step held nor make later ones run more. Bytes of the heap, so a process of its own.
+//! What a module keeps from a forward pass, such as batch norm's running statistics, outlives its
+//! step: it must hold neither what the step held nor make later ones run more. Bytes of the heap,
+//! so a process of its own.
 
 #[path = "operations/probe/mod.rs"]
 mod probe;
@@ -73,7 +74,8 @@ enum Input {
     Same,
 }
 
-/// Of each step how often a convolution ran forward, and KiB of the heap after it, beyond what was there before the first.
+/// Of each step how often a convolution ran forward, and KiB of the heap after it, beyond what was
+/// there before the first.
 fn steps<B: AutodiffBackend>(
     steps: usize,
     policy: Option<&Policy>,
@@ -119,7 +121,8 @@ fn steps<B: AutodiffBackend>(
     (0..steps).map(step).collect()
 }
 
-/// The running statistics of a block are two vectors of 8; the rest is what autodiff's and the recipes' bookkeeping leaves.
+/// The running statistics of a block are two vectors of 8; the rest is what autodiff's and the
+/// recipes' bookkeeping leaves.
 const KEPT_KIB: usize = 64;
 
 /// A budget remembers tensors that are gone until there are many: some hundred bytes each.

@@ -154,7 +154,8 @@ fn kib(kibibytes: u64) -> MemoryBudget {
     MemoryBudget::bytes(kibibytes << 10)
 }
 
-/// The last operation needs 13 KiB: 3 of random numbers, 2 of what a policy keeps, 4 of its operand and 4 of its own.
+/// The last operation needs 13 KiB: 3 of random numbers, 2 of what a policy keeps, 4 of its operand
+/// and 4 of its own.
 fn needs_13_kib(x: &Tensor<Managed, 2>) -> [Tensor<Managed, 2>; 4] {
     let random = random(3);
     let keep = Policy::Keep;

@@ -44,8 +44,8 @@ use burn_backend::{AutodiffBackend, Backend, BackendTypes};
 /// A tensor of Burn's `Autodiff`, with its node in the graph.
 pub type AutodiffTensor<B> = FloatTensor<Autodiff<B>>;
 
-/// A backend with the tensors of Burn's `Autodiff`: `Autodiff` itself, and decorators directly around it that put operations of their
-/// own on its tape.
+/// A backend with the tensors of Burn's `Autodiff`: `Autodiff` itself, and decorators directly
+/// around it that put operations of their own on its tape.
 pub trait TapeBackend:
     AutodiffBackend
     + BackendTypes<FloatTensorPrimitive = AutodiffTensor<<Self as AutodiffBackend>::InnerBackend>>
@@ -54,8 +54,8 @@ pub trait TapeBackend:
 
 impl<B: Backend, C: CheckpointStrategy> TapeBackend for Autodiff<B, C> {}
 
-/// Puts `result`, an operation on `operands`, on the tape with what its backward needs. Where no operand is tracked, `state` is
-/// dropped and the result is not tracked either.
+/// Puts `result`, an operation on `operands`, on the tape with what its backward needs. Where no
+/// operand is tracked, `state` is dropped and the result is not tracked either.
 ///
 /// # Cost
 ///

@@ -1,6 +1,7 @@
 //! The blocks that a model repeats, by the paths of its parameters.
 
-/// The path of the repeated block that a parameter is in, up to the first part that is a number; empty if it is in none.
+/// The path of the repeated block that a parameter is in, up to the first part that is a number;
+/// empty if it is in none.
 ///
 /// ```
 /// use burn_decorator::repeated_block;

@@ -1,4 +1,5 @@
-//! Values in the cells of a thread while something runs on it, for what Burn's traits have no argument for.
+//! Values in the cells of a thread while something runs on it, for what Burn's traits have no
+//! argument for.
 
 use core::cell::{Cell, RefCell};
 use std::thread::LocalKey;
@@ -19,14 +20,16 @@ impl<T: Copy> Drop for Scope<T> {
     }
 }
 
-/// Reads a thread's cell on a path that seldom runs. The compiler keeps such a path out of the code that usually runs, which stays short.
+/// Reads a thread's cell on a path that seldom runs. The compiler keeps such a path out of the code
+/// that usually runs, which stays short.
 #[cold]
 #[inline(never)]
 pub fn rare<T: Copy>(key: &'static LocalKey<Cell<T>>) -> T {
     key.get()
 }
 
-/// Runs `run` with `value` in a thread's cell, and returns what is there at the end. What was there before comes back, also after a panic.
+/// Runs `run` with `value` in a thread's cell, and returns what is there at the end. What was there
+/// before comes back, also after a panic.
 pub fn with_value<T: 'static, R>(
     key: &'static LocalKey<RefCell<Option<T>>>,
     value: T,

@@ -3,8 +3,9 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Bool, Device, Int, Tensor, backend::Backend};
 
-/// The device of the module's first parameter; the default device if it has none. Unlike Burn's `Module::devices` it does not
-/// initialise lazy parameters, which would get other values in this copy than in the model itself.
+/// The device of the module's first parameter; the default device if it has none. Unlike Burn's
+/// `Module::devices` it does not initialise lazy parameters, which would get other values in this
+/// copy than in the model itself.
 pub fn device_of<B: Backend, M: Module<B>>(module: &M) -> Device<B> {
     let mut first = First::<B>(None);
     module.visit(&mut first);

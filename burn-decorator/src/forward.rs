@@ -1,7 +1,7 @@
 //! What a decorator passes on as it is.
 
-/// The associated types of `BackendTypes`, those of the inner backend but for the tensors that are named: for the body of an
-/// `impl`.
+/// The associated types of `BackendTypes`, those of the inner backend but for the tensors that are
+/// named: for the body of an `impl`.
 #[macro_export]
 macro_rules! forward_types {
     ($inner:ident, float tensor: $float:ty) => {
@@ -95,7 +95,8 @@ macro_rules! forward_device {
     };
 }
 
-/// The methods of `Backend` about the types of elements, those of the inner backend: for the body of an `impl`.
+/// The methods of `Backend` about the types of elements, those of the inner backend: for the body
+/// of an `impl`.
 #[macro_export]
 macro_rules! forward_dtypes {
     ($inner:ident) => {
@@ -112,8 +113,8 @@ macro_rules! forward_dtypes {
     };
 }
 
-/// The methods of `AutodiffBackend` that convert tensors without gradients, which are those of the inner backend: for the body of an
-/// `impl`.
+/// The methods of `AutodiffBackend` that convert tensors without gradients, which are those of the
+/// inner backend: for the body of an `impl`.
 #[macro_export]
 macro_rules! forward_inner {
     ($inner:ident) => {
@@ -140,8 +141,9 @@ macro_rules! forward_inner {
     };
 }
 
-/// The methods of `TensorMetadata`, those of the tensor in a field: for the body of an `impl`. With `wrapped by`, the function that
-/// makes the whole from that field, a [`tape`](crate::tape) is found through the tensor.
+/// The methods of `TensorMetadata`, those of the tensor in a field: for the body of an `impl`. With
+/// `wrapped by`, the function that makes the whole from that field, a [`tape`](crate::tape) is
+/// found through the tensor.
 #[macro_export]
 macro_rules! forward_metadata {
     ($tensor:ident $(, wrapped by $wrap:expr)?) => {

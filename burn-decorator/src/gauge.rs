@@ -7,8 +7,9 @@ use burn::train::metric::{
     SerializedEntry,
 };
 
-/// A metric whose value is what a function returns after each batch. The renderer shows the last one; an epoch's value is Burn's mean over
-/// the batches at which there was one: NaN counts as none.
+/// A metric whose value is what a function returns after each batch. The renderer shows the last
+/// one; an epoch's value is Burn's mean over the batches at which there was one: NaN counts as
+/// none.
 ///
 /// ```
 /// use burn::train::metric::Numeric;
@@ -32,7 +33,8 @@ pub struct Gauge {
 }
 
 impl Gauge {
-    /// A metric with this name and description. Its value is `first` until the first batch, then what `read` returns.
+    /// A metric with this name and description. Its value is `first` until the first batch, then
+    /// what `read` returns.
     pub fn new(
         name: &str,
         description: &'static str,

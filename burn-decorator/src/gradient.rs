@@ -1,8 +1,10 @@
-//! Facts about gradients that backends and optimizer decorators of different crates share on the thread that trains.
+//! Facts about gradients that backends and optimizer decorators of different crates share on the
+//! thread that trains.
 //!
-//! There are five, each a thread-local, because Burn's traits have no argument for them: that data from the host is a
-//! gradient, that an update reads gradients, which ranks decide together about gradients, what an accumulation found out about a micro-batch
-//! for the loss scaler around it, and which gradients overflowed after that.
+//! There are five, each a thread-local, because Burn's traits have no argument for them: that data
+//! from the host is a gradient, that an update reads gradients, which ranks decide together about
+//! gradients, what an accumulation found out about a micro-batch for the loss scaler around it, and
+//! which gradients overflowed after that.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -21,8 +23,9 @@ thread_local! {
     static VERDICT: RefCell<Option<Option<MicroBatch>>> = const { RefCell::new(None) };
 }
 
-/// Runs `load`, in which tensors from host data are gradients or sums of gradients: a backend that treats gradients differently from
-/// activations, such as autocast, then marks them like gradients that backward computes.
+/// Runs `load`, in which tensors from host data are gradients or sums of gradients: a backend that
+/// treats gradients differently from activations, such as autocast, then marks them like gradients
+/// that backward computes.
 ///
 /// ```
 /// use burn_decorator::gradient::{is_loading, load};
@@ -40,8 +43,9 @@ pub fn is_loading() -> bool {
     LOADING.get()
 }
 
-/// Runs `update`, the step of an optimizer or of a layer around one, which may read gradients. Whoever reads a gradient of one rank outside of an
-/// update, such as a training loop that sums its squares, is warned by a backend whose gradients are sharded over ranks.
+/// Runs `update`, the step of an optimizer or of a layer around one, which may read gradients.
+/// Whoever reads a gradient of one rank outside of an update, such as a training loop that sums its
+/// squares, is warned by a backend whose gradients are sharded over ranks.
 ///
 /// ```
 /// use burn_decorator::gradient::{is_updating, update};
@@ -61,12 +65,13 @@ pub fn is_updating() -> bool {
 
 /// Ranks that train one model. A gradient may be non-finite on some of them only.
 pub trait Ranks: Send + Sync {
-    /// The union of the ranks' lists, sorted, the same on all of them. A collective: all ranks call it.
+    /// The union of the ranks' lists, sorted, the same on all of them. A collective: all ranks call
+    /// it.
     fn union(&self, names: Vec<String>) -> Vec<String>;
 }
 
-/// Makes this thread decide together with `ranks`, until they are dropped or replaced. The training holds the `Arc`, so after the
-/// training the thread decides with the ranks from before, or alone.
+/// Makes this thread decide together with `ranks`, until they are dropped or replaced. The training
+/// holds the `Arc`, so after the training the thread decides with the ranks from before, or alone.
 pub fn decide_with(ranks: Weak<dyn Ranks>) {
     RANKS.with_borrow_mut(|all| {
         all.retain(|other| other.strong_count() > 0 && !other.ptr_eq(&ranks));
@@ -74,8 +79,9 @@ pub fn decide_with(ranks: Weak<dyn Ranks>) {
     });
 }
 
-/// The names of the parameters with a non-finite gradient on any rank, from those of this rank. A decorator that skips a step or drops a
-/// micro-batch because of them calls it once for each decision, even if this rank found none. Costs nothing without ranks.
+/// The names of the parameters with a non-finite gradient on any rank, from those of this rank. A
+/// decorator that skips a step or drops a micro-batch because of them calls it once for each
+/// decision, even if this rank found none. Costs nothing without ranks.
 pub fn non_finite_on_any_rank(own: Vec<String>) -> Vec<String> {
     let ranks = RANKS.with_borrow(|all| all.iter().rev().find_map(Weak::upgrade));
     match ranks {
@@ -84,8 +90,8 @@ pub fn non_finite_on_any_rank(own: Vec<String>) -> Vec<String> {
     }
 }
 
-/// Says that gradients of this thread are in host memory while `owner` lives. A decision about them then waits for no device, and one on the
-/// device would upload them.
+/// Says that gradients of this thread are in host memory while `owner` lives. A decision about them
+/// then waits for no device, and one on the device would upload them.
 pub fn keep_on_host(owner: Weak<dyn Any + Send + Sync>) {
     ON_HOST.with_borrow_mut(|all| {
         all.retain(|other| other.strong_count() > 0 && !other.ptr_eq(&owner));
@@ -93,8 +99,8 @@ pub fn keep_on_host(owner: Weak<dyn Any + Send + Sync>) {
     });
 }
 
-/// Whether a decision about gradients has to be made on the host: [`non_finite_on_any_rank`] asks other ranks, or the gradients are
-/// [there](keep_on_host).
+/// Whether a decision about gradients has to be made on the host: [`non_finite_on_any_rank`] asks
+/// other ranks, or the gradients are [there](keep_on_host).
 pub fn decide_on_host() -> bool {
     RANKS.with_borrow(|all| all.iter().any(|ranks| ranks.strong_count() > 0))
         || ON_HOST.with_borrow(|all| all.iter().any(|owner| owner.strong_count() > 0))
@@ -109,20 +115,21 @@ pub struct MicroBatch {
 }
 
 /// Runs `step`, a step of a loss scaler around an accumulation that checks each micro-batch
-/// ([`Inside::checks`](crate::message::Inside::checks)), and returns what is known of the micro-batch; `None` if the step was a message.
+/// ([`Inside::checks`](crate::message::Inside::checks)), and returns what is known of the
+/// micro-batch; `None` if the step was a message.
 pub fn catch_verdict<R>(step: impl FnOnce() -> R) -> (R, Option<MicroBatch>) {
     let (result, verdict) = with_value(&VERDICT, None, step);
     (result, verdict.flatten())
 }
 
-/// Whether a loss scaler around this step waits for a [`report_verdict`]: a micro-batch with a non-finite gradient then counts for nothing,
-/// as if it had not arrived.
+/// Whether a loss scaler around this step waits for a [`report_verdict`]: a micro-batch with a
+/// non-finite gradient then counts for nothing, as if it had not arrived.
 pub fn awaits_verdict() -> bool {
     VERDICT.with_borrow(Option::is_some)
 }
 
-/// Gives the loss scaler around this step, if there is one, the micro-batch's `Arc<Verdict>`, and whether it [is an
-/// update](MicroBatch::is_update).
+/// Gives the loss scaler around this step, if there is one, the micro-batch's `Arc<Verdict>`, and
+/// whether it [is an update](MicroBatch::is_update).
 pub fn report_verdict(verdict: impl Any, is_update: bool) {
     VERDICT.with_borrow_mut(|waiting| {
         if let Some(waiting) = waiting {
@@ -132,9 +139,10 @@ pub fn report_verdict(verdict: impl Any, is_update: bool) {
     });
 }
 
-/// Runs `step`, a step with gradients that a loss scaler found finite, and returns the names of those that overflowed inside of it: a
-/// reduction over ranks may overflow in its sum or in the type in which gradients are sent. If there are any, no parameter was updated,
-/// and the caller counts the step as skipped.
+/// Runs `step`, a step with gradients that a loss scaler found finite, and returns the names of
+/// those that overflowed inside of it: a reduction over ranks may overflow in its sum or in the
+/// type in which gradients are sent. If there are any, no parameter was updated, and the caller
+/// counts the step as skipped.
 ///
 /// ```
 /// use burn_decorator::gradient::{catch_overflow, report_overflow};
@@ -148,7 +156,8 @@ pub fn catch_overflow<R>(step: impl FnOnce() -> R) -> (R, Vec<String>) {
     (result, names.unwrap_or_default())
 }
 
-/// Runs `step`, and returns whether it [reported an overflow](report_overflow) to a loss scaler around it: then the step was left out.
+/// Runs `step`, and returns whether it [reported an overflow](report_overflow) to a loss scaler
+/// around it: then the step was left out.
 pub fn is_left_out<R>(step: impl FnOnce() -> R) -> (R, bool) {
     let reported = || OVERFLOWED.with_borrow(|all| all.as_ref().map_or(0, Vec::len));
     let before = reported();
@@ -156,8 +165,8 @@ pub fn is_left_out<R>(step: impl FnOnce() -> R) -> (R, bool) {
     (result, reported() > before)
 }
 
-/// Tells a loss scaler around this step which parameters' gradients overflowed; `names` must be the same on all ranks. Returns whether
-/// there is a loss scaler; if so, the caller skips its step.
+/// Tells a loss scaler around this step which parameters' gradients overflowed; `names` must be the
+/// same on all ranks. Returns whether there is a loss scaler; if so, the caller skips its step.
 pub fn report_overflow(names: Vec<String>) -> bool {
     OVERFLOWED.with_borrow_mut(|overflowed| match overflowed {
         Some(overflowed) => {

@@ -1,8 +1,9 @@
 //! Every operation of Burn 0.21's backend, once, as a row.
 //!
-//! A backend decorator (autocast, recomputation, profiling, ...) has to forward 418 operations, half of which have
-//! defaults that compile when they are forgotten and then silently lose a fused kernel or a gradient. This crate writes
-//! each signature down once; a decorator is a macro that says what happens to *any* row.
+//! A backend decorator (autocast, recomputation, profiling, ...) has to forward 418 operations,
+//! half of which have defaults that compile when they are forgotten and then silently lose a fused
+//! kernel or a gradient. This crate writes each signature down once; a decorator is a macro that
+//! says what happens to *any* row.
 //!
 //! # A row
 //!
@@ -11,10 +12,11 @@
 //!         = "Exponentials and a sum.";
 //! ```
 //!
-//! reads: cast class, work class, operation, operands with their kinds, result kind, and the reason for the cast class where
-//! it is not obvious. The cast classes (`lower`, `full`, `promote`, `keep`) are PyTorch's CUDA autocast table mapped on
-//! Burn's operations; a decorator that does not cast ignores them. The work classes say how costly it is to compute the result
-//! again; burn-checkpoint decides by them which operations to record:
+//! reads: cast class, work class, operation, operands with their kinds, result kind, and the reason
+//! for the cast class where it is not obvious. The cast classes (`lower`, `full`, `promote`,
+//! `keep`) are PyTorch's CUDA autocast table mapped on Burn's operations; a decorator that does not
+//! cast ignores them. The work classes say how costly it is to compute the result again;
+//! burn-checkpoint decides by them which operations to record:
 //!
 //! | work | the result is computed again by |
 //! |---|---|
@@ -51,11 +53,13 @@
 //!
 //! # Using it
 //!
-//! Each macro of this crate ([`float_ops!`], [`int_ops!`], [`bool_ops!`], [`quantized_ops!`], [`module_ops!`],
-//! [`activation_ops!`], [`transaction_ops!`]) hands one trait's rows to a macro of yours; [`kind_type!`] turns a kind into a
-//! type, and [`forward_types!`], [`forward_device!`], [`forward_dtypes!`], [`forward_inner!`] and [`forward_metadata!`] write what a decorator passes on. Where only its float
-//! tensors are its own, [`map_operand!`] and [`map_result!`] take operands and results apart. [`every_ops!`] hands out the rows of all
-//! traits, one after the other. Bring the types that rows mention into scope with [`types`]:
+//! Each macro of this crate ([`float_ops!`], [`int_ops!`], [`bool_ops!`], [`quantized_ops!`],
+//! [`module_ops!`], [`activation_ops!`], [`transaction_ops!`]) hands one trait's rows to a macro of
+//! yours; [`kind_type!`] turns a kind into a type, and [`forward_types!`], [`forward_device!`],
+//! [`forward_dtypes!`], [`forward_inner!`] and [`forward_metadata!`] write what a decorator passes
+//! on. Where only its float tensors are its own, [`map_operand!`] and [`map_result!`] take operands
+//! and results apart. [`every_ops!`] hands out the rows of all traits, one after the other. Bring
+//! the types that rows mention into scope with [`types`]:
 //!
 //! ```
 //! macro_rules! names {
@@ -85,12 +89,15 @@
 //!
 //! # Between host and device
 //!
-//! [`HostRead`] copies a tensor to the host while the thread that trains goes on: [`on_reader`] is the thread that waits for it, [`reading_stream`]
-//! the stream that it reads on. [`upload`] is for parameters that come from host memory when they are used, and [`shared`] makes data that
-//! such uploads take without a copy. [`UseOrder`] tells what is used next, so that it can be brought ahead of its use.
+//! [`HostRead`] copies a tensor to the host while the thread that trains goes on: [`on_reader`] is
+//! the thread that waits for it, [`reading_stream`] the stream that it reads on. [`upload`] is for
+//! parameters that come from host memory when they are used, and [`shared`] makes data that such
+//! uploads take without a copy. [`UseOrder`] tells what is used next, so that it can be brought
+//! ahead of its use.
 //!
-//! Moving to another Burn release means editing `src/table/release.rs`, which has the rows that only this release has; a test of the
-//! workspace walks the traits of the pinned Burn source and names every operation without a row.
+//! Moving to another Burn release means editing `src/table/release.rs`, which has the rows that
+//! only this release has; a test of the workspace walks the traits of the pinned Burn source and
+//! names every operation without a row.
 
 #[cfg(feature = "autodiff")]
 pub mod autodiff;

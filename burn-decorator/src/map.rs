@@ -1,8 +1,10 @@
 //! Operands and results of a decorator whose float tensors are not those of the inner backend.
 
-/// An operand for the inner backend: a function converts its float tensors, the rest stays as it is.
+/// An operand for the inner backend: a function converts its float tensors, the rest stays as it
+/// is.
 ///
-/// `FloatRef` stays as it is too, because the function takes tensors by value: the decorator converts references itself.
+/// `FloatRef` stays as it is too, because the function takes tensors by value: the decorator
+/// converts references itself.
 ///
 /// ```
 /// use burn_decorator::map_operand;

@@ -1,9 +1,11 @@
 //! Messages to optimizers inside other optimizers.
 //!
-//! A `Learner` does not expose its optimizer, nor do decorators. A message takes the path of the gradients: the sender calls `step`
-//! of the outermost optimizer without gradients, inside [`send`]. A decorator first checks for a message in its `step`. If there is
-//! one for its kind, it handles it; otherwise it calls `step` of the optimizer that it wraps, without counting, checking
-//! or scaling anything. An optimizer without support for messages gets a step without gradients, which changes nothing.
+//! A `Learner` does not expose its optimizer, nor do decorators. A message takes the path of the
+//! gradients: the sender calls `step` of the outermost optimizer without gradients, inside
+//! [`send`]. A decorator first checks for a message in its `step`. If there is one for its kind, it
+//! handles it; otherwise it calls `step` of the optimizer that it wraps, without counting, checking
+//! or scaling anything. An optimizer without support for messages gets a step without gradients,
+//! which changes nothing.
 //!
 //! ```
 //! use burn_decorator::message::{self, Message};
@@ -34,12 +36,13 @@ use crate::cell::Scope;
 /// The request of a step without gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// A gradient accumulation applies its open window with its true weights. It does so in [`answer`], so that the update is an
-    /// ordinary step of the wrapped optimizer.
+    /// A gradient accumulation applies its open window with its true weights. It does so in
+    /// [`answer`], so that the update is an ordinary step of the wrapped optimizer.
     Flush,
     /// Each decorator [`report`]s its properties to the decorators around it: see [`describe`].
     Describe,
-    /// For the optimizer that works with other ranks. Its content is defined by the sender, which is in the same crate.
+    /// For the optimizer that works with other ranks. Its content is defined by the sender, which
+    /// is in the same crate.
     Ranks,
 }
 
@@ -50,8 +53,9 @@ pub struct Inside {
     pub loss_scaler: bool,
     /// An accumulation, which steps once in a window of micro-batches.
     pub accumulation: bool,
-    /// An accumulation that gets each micro-batch's gradients as they are and looks for non-finite ones itself, so that a loss scaler
-    /// around it need not: see [`catch_verdict`](crate::gradient::catch_verdict).
+    /// An accumulation that gets each micro-batch's gradients as they are and looks for non-finite
+    /// ones itself, so that a loss scaler around it need not: see
+    /// [`catch_verdict`](crate::gradient::catch_verdict).
     pub checks: bool,
     /// An optimizer that reduces gradients over ranks, and waits for the device in each step.
     pub ranks: bool,
@@ -81,7 +85,8 @@ pub fn answer<R>(act: impl FnOnce() -> R) -> R {
     act()
 }
 
-/// Runs `step`, which is a call of an optimizer's `step` without gradients, and returns which decorators that optimizer contains.
+/// Runs `step`, which is a call of an optimizer's `step` without gradients, and returns which
+/// decorators that optimizer contains.
 pub fn describe<R>(step: impl FnOnce() -> R) -> (R, Inside) {
     let _scope = Scope::enter(&INSIDE, Inside::default());
     let result = send(Message::Describe, step);
@@ -97,7 +102,8 @@ pub fn report(tell: impl FnOnce(&mut Inside)) {
     }
 }
 
-/// The name of a type for a message: without the paths of modules, and without parameters below the third level.
+/// The name of a type for a message: without the paths of modules, and without parameters below the
+/// third level.
 ///
 /// ```
 /// use burn_decorator::message::short_name;

@@ -1,4 +1,5 @@
-//! Visitors and mappers of a module's tensors by path, as closures. The order of a module is that of its visitors and mappers.
+//! Visitors and mappers of a module's tensors by path, as closures. The order of a module is that
+//! of its visitors and mappers.
 
 use core::ops::Range;
 
@@ -139,9 +140,11 @@ impl<B: Backend, F: FnMut(&str, ParamId, bool, AnyTensor<B>) -> AnyTensor<B>> Mo
     map!(map_bool, Bool);
 }
 
-/// Calls `each` with the path, the id and the tensor of all parameters and buffers, in the order of the module.
+/// Calls `each` with the path, the id and the tensor of all parameters and buffers, in the order of
+/// the module.
 ///
-/// Burn holds the lock of running statistics during the call: `each` must not wait for another thread that may share them.
+/// Burn holds the lock of running statistics during the call: `each` must not wait for another
+/// thread that may share them.
 pub fn for_each_tensor<B: Backend, M: Module<B>>(
     module: &M,
     each: impl FnMut(&str, ParamId, AnyTensor<B>),
@@ -161,10 +164,11 @@ pub fn for_each_float<B: Backend, M: Module<B>>(
     });
 }
 
-/// The module with what `each` makes of its tensors, of the same kind and number of dimensions; ids and Burn's parameter mappers stay.
-/// `each` gets whether the tensor was initialised for it, too.
+/// The module with what `each` makes of its tensors, of the same kind and number of dimensions; ids
+/// and Burn's parameter mappers stay. `each` gets whether the tensor was initialised for it, too.
 ///
-/// Locks running statistics as [`for_each_tensor`] does; clones of the module share the changed ones.
+/// Locks running statistics as [`for_each_tensor`] does; clones of the module share the changed
+/// ones.
 pub fn map_tensors<B: Backend, M: Module<B>>(
     module: M,
     each: impl FnMut(&str, ParamId, bool, AnyTensor<B>) -> AnyTensor<B>,

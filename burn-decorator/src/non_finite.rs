@@ -1,4 +1,5 @@
-//! Finds non-finite gradients: one number per parameter, computed on the device, read at once or later. With the feature `train`.
+//! Finds non-finite gradients: one number per parameter, computed on the device, read at once or
+//! later. With the feature `train`.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -16,16 +17,18 @@ pub trait GradientsOf {
     fn each<I: Backend, const D: usize>(&self, id: ParamId) -> Vec<Tensor<I, D>>;
 }
 
-/// What is computed from each gradient: numbers that are finite if all elements of the gradient are.
+/// What is computed from each gradient: numbers that are finite if all elements of the gradient
+/// are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Probe {
     /// Nothing.
     None,
-    /// Its sum, at least in f32, in one kernel. A finite sum proves that all terms are finite, because infinities and NaNs survive
-    /// every addition. A sum of finite numbers may overflow, so a non-finite sum needs an [`Exact`](Self::Exact) probe to decide.
+    /// Its sum, at least in f32, in one kernel. A finite sum proves that all terms are finite,
+    /// because infinities and NaNs survive every addition. A sum of finite numbers may overflow, so
+    /// a non-finite sum needs an [`Exact`](Self::Exact) probe to decide.
     Sum,
-    /// The sums of its rows, `[rows, 1]`, times a power of two so small that no sum of finite elements overflows. Two kernels. It does not
-    /// compute `x * 0`, which fast-math may fold.
+    /// The sums of its rows, `[rows, 1]`, times a power of two so small that no sum of finite
+    /// elements overflows. Two kernels. It does not compute `x * 0`, which fast-math may fold.
     Exact,
 }
 
@@ -80,7 +83,8 @@ impl<I: Backend> Inspection<I> {
         &self.devices
     }
 
-    /// Adds an exact probe. Fusion makes one kernel of the addition and what follows, and sometimes of the probe too.
+    /// Adds an exact probe. Fusion makes one kernel of the addition and what follows, and sometimes
+    /// of the probe too.
     fn add(&mut self, sums: Tensor<I, 2>) {
         let (rows, sums) = (sums.dims()[0], on(sums, &self.devices[0]));
         let sums = match self.totals.remove(&rows) {
@@ -90,7 +94,8 @@ impl<I: Backend> Inspection<I> {
         self.totals.insert(rows, sums);
     }
 
-    /// Whether all probes, which are [sums](Probe::Sum), are finite, and the values of `others`, each `[1]`, which the same host read brings.
+    /// Whether all probes, which are [sums](Probe::Sum), are finite, and the values of `others`,
+    /// each `[1]`, which the same host read brings.
     pub fn is_finite(&self, others: Vec<Tensor<I, 1>>) -> (bool, Vec<f64>) {
         let probes = self.probes.iter().map(|probe| probe.clone().reshape([1]));
         let mut values = read_numbers(probes.chain(others).collect());
@@ -98,7 +103,8 @@ impl<I: Backend> Inspection<I> {
         (values.into_iter().all(f64::is_finite), others)
     }
 
-    /// Lets the device decide by [exact](Probe::Exact) probes: about one addition per parameter, no host read.
+    /// Lets the device decide by [exact](Probe::Exact) probes: about one addition per parameter, no
+    /// host read.
     pub fn into_verdict(self) -> Arc<Verdict<I>> {
         let totals = self.totals.into_iter().map(|(rows, sums)| match rows {
             1 => sums,
@@ -121,7 +127,8 @@ impl<I: Backend> Inspection<I> {
     }
 }
 
-/// Which parameters of a step have a non-finite gradient. It may be known to the device only; then the first question reads it.
+/// Which parameters of a step have a non-finite gradient. It may be known to the device only; then
+/// the first question reads it.
 pub trait Outcome: core::fmt::Debug + Send + Sync {
     /// The paths of the parameters, in module order.
     fn culprits(&self) -> &[String];
@@ -130,7 +137,8 @@ pub trait Outcome: core::fmt::Debug + Send + Sync {
     fn is_known(&self) -> bool;
 }
 
-/// Whether all gradients of a step are finite: the device knows it at once, the host when it reads it.
+/// Whether all gradients of a step are finite: the device knows it at once, the host when it reads
+/// it.
 ///
 /// The numbers of the parameters are kept until then, and read only if one is non-finite.
 #[derive(Debug)]
@@ -161,13 +169,14 @@ impl<I: Backend> Verdict<I> {
         &self.ids
     }
 
-    /// `[1]` on the device: whether a gradient is non-finite. `None` if the host knew from the beginning.
+    /// `[1]` on the device: whether a gradient is non-finite. `None` if the host knew from the
+    /// beginning.
     pub fn non_finite(&self) -> Option<&Tensor<I, 1, Bool>> {
         self.non_finite.as_ref()
     }
 
-    /// Starts to read. A read of some backends (CubeCL's CUDA) waits for the device at its first poll, so another thread does it, from a
-    /// view on the [`reading_stream`].
+    /// Starts to read. A read of some backends (CubeCL's CUDA) waits for the device at its first
+    /// poll, so another thread does it, from a view on the [`reading_stream`].
     pub fn start_reading(self: &Arc<Self>) {
         if let Some(flag) = self.non_finite.clone().filter(|_| !self.is_known()) {
             let stream = reading_stream(StreamId::current());
@@ -216,8 +225,8 @@ impl<I: Backend> Outcome for Verdict<I> {
     }
 }
 
-/// Settles `verdicts` and returns the values of `numbers`, each `[1]`, with one host read; a second one follows for each verdict with
-/// a non-finite gradient, to name it.
+/// Settles `verdicts` and returns the values of `numbers`, each `[1]`, with one host read; a second
+/// one follows for each verdict with a non-finite gradient, to name it.
 pub fn read_together<I: Backend>(verdicts: &[&Verdict<I>], numbers: Vec<Tensor<I, 1>>) -> Vec<f64> {
     let unread = verdicts.iter().filter(|verdict| !verdict.is_known());
     let unread: Vec<_> = unread
@@ -339,7 +348,8 @@ pub fn exact<I: Backend, const D: usize>(tensor: Tensor<I, D>) -> Tensor<I, 1> {
     of_rows(tensor).sum()
 }
 
-/// Numbers that are finite if and only if all elements of `tensor` are: one for each row, f32 `[rows, 1]`.
+/// Numbers that are finite if and only if all elements of `tensor` are: one for each row, f32
+/// `[rows, 1]`.
 fn of_rows<I: Backend, const D: usize>(tensor: Tensor<I, D>) -> Tensor<I, 2> {
     let tensor = widen(tensor);
     let rows = if D == 1 { 1 } else { tensor.dims()[0] };

@@ -48,7 +48,8 @@ impl<T: Copy + PartialEq> UseOrder<T> {
     pub fn next(&mut self, used: T) -> Option<T> {
         let last = self.last.replace(used);
         let (uses, expected) = (&self.uses, self.at);
-        // The expected place or, where another order begins (validation, a second micro-batch), one after the same use before.
+        // The expected place or, where another order begins (validation, a second micro-batch), one
+        // after the same use before.
         let follows = |at: &usize| {
             let before = at.checked_sub(1).map(|before| uses[before]);
             uses[*at] == used && (*at == expected || before == last)

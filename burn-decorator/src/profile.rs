@@ -1,4 +1,5 @@
-//! What a device can do: what burn-estimate tells the time of a step from, and burn-checkpoint what it costs to compute a tensor again.
+//! What a device can do: what burn-estimate tells the time of a step from, and burn-checkpoint what
+//! it costs to compute a tensor again.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -6,9 +7,11 @@ use std::time::{Duration, Instant};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, read_sync};
 
-/// What a device can do: for estimates of time, and for a memory budget that compares the costs of operations. The constants are the maker's published
-/// figures, for products without sparsity: no kernel reaches them. PCIe's are half of what is published for both directions together. What a launch and
-/// [`HostCosts`] take is nominal, and in no data sheet. Neither fused kernels nor TF32 nor transfers beside the computation are taken into account.
+/// What a device can do: for estimates of time, and for a memory budget that compares the costs of
+/// operations. The constants are the maker's published figures, for products without sparsity: no
+/// kernel reaches them. PCIe's are half of what is published for both directions together. What a
+/// launch and [`HostCosts`] take is nominal, and in no data sheet. Neither fused kernels nor TF32
+/// nor transfers beside the computation are taken into account.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviceProfile {
     /// What one operation takes at least.
@@ -19,7 +22,8 @@ pub struct DeviceProfile {
     pub half_bytes_per_second: f64,
     /// Exponentials and the like a second; infinite where reading and writing them takes longer.
     pub functions_per_second: f64,
-    /// Elements a second that a kernel reads in another order than they lie in, such as those of a transposed matrix; infinite as above.
+    /// Elements a second that a kernel reads in another order than they lie in, such as those of a
+    /// transposed matrix; infinite as above.
     pub reordered_per_second: f64,
     /// Floating-point operations a second in f32.
     pub f32_flops: f64,
@@ -76,7 +80,8 @@ impl LinkProfile {
 /// What the host does for a step, beside launching kernels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HostCosts {
-    /// Whether it runs the kernels itself, so that launching one, recording it and its work add up. Else the device works meanwhile.
+    /// Whether it runs the kernels itself, so that launching one, recording it and its work add up.
+    /// Else the device works meanwhile.
     pub runs_kernels: bool,
     /// To record an operation in a scope of burn-checkpoint.
     pub scope: Duration,
@@ -84,7 +89,8 @@ pub struct HostCosts {
     pub budget: Duration,
     /// To look at a tensor in search of one to evict.
     pub look: Duration,
-    /// Bytes a second of memory that the system gives to the process, at their first use; infinite where a device keeps its memory.
+    /// Bytes a second of memory that the system gives to the process, at their first use; infinite
+    /// where a device keeps its memory.
     pub fresh_bytes_per_second: f64,
 }
 
@@ -117,8 +123,9 @@ const HOST: HostCosts = HostCosts {
 };
 
 impl DeviceProfile {
-    /// NVIDIA H100 SXM of 80 GB; f32 without TF32. From "NVIDIA H100 Tensor Core GPU", data sheet, 2023: 3.35 TB/s, 67 and 1,979 TFLOPS (the
-    /// latter with sparsity, which is twice that without), PCIe 5 with 128 GB/s.
+    /// NVIDIA H100 SXM of 80 GB; f32 without TF32. From "NVIDIA H100 Tensor Core GPU", data sheet,
+    /// 2023: 3.35 TB/s, 67 and 1,979 TFLOPS (the latter with sparsity, which is twice that
+    /// without), PCIe 5 with 128 GB/s.
     pub const H100: Self = Self {
         launch: LAUNCH,
         bytes_per_second: 3.35e12,
@@ -130,8 +137,8 @@ impl DeviceProfile {
         link: LinkProfile::bus(64e9),
         host: HOST,
     };
-    /// NVIDIA A100 SXM of 80 GB; f32 without TF32. From "NVIDIA A100 Tensor Core GPU", data sheet, 2021: 2,039 GB/s, 19.5 and 312 TFLOPS, PCIe 4
-    /// with 64 GB/s.
+    /// NVIDIA A100 SXM of 80 GB; f32 without TF32. From "NVIDIA A100 Tensor Core GPU", data sheet,
+    /// 2021: 2,039 GB/s, 19.5 and 312 TFLOPS, PCIe 4 with 64 GB/s.
     pub const A100: Self = Self {
         launch: LAUNCH,
         bytes_per_second: 2.039e12,
@@ -143,8 +150,8 @@ impl DeviceProfile {
         link: LinkProfile::bus(32e9),
         host: HOST,
     };
-    /// NVIDIA GeForce RTX 4090; halves with sums in f32. From "NVIDIA Ada GPU Architecture", white paper, 2022: 1,008 GB/s, 82.6 and 165.2
-    /// TFLOPS, PCIe 4.
+    /// NVIDIA GeForce RTX 4090; halves with sums in f32. From "NVIDIA Ada GPU Architecture", white
+    /// paper, 2022: 1,008 GB/s, 82.6 and 165.2 TFLOPS, PCIe 4.
     pub const RTX_4090: Self = Self {
         launch: LAUNCH,
         bytes_per_second: 1.008e12,
@@ -156,8 +163,8 @@ impl DeviceProfile {
         link: LinkProfile::bus(32e9),
         host: HOST,
     };
-    /// NVIDIA GeForce RTX 3090; halves with sums in f32. From "NVIDIA Ampere GA102 GPU Architecture", white paper, 2020: 936 GB/s, 35.6 and 71
-    /// TFLOPS, PCIe 4.
+    /// NVIDIA GeForce RTX 3090; halves with sums in f32. From "NVIDIA Ampere GA102 GPU
+    /// Architecture", white paper, 2020: 936 GB/s, 35.6 and 71 TFLOPS, PCIe 4.
     pub const RTX_3090: Self = Self {
         launch: LAUNCH,
         bytes_per_second: 0.936e12,
@@ -173,8 +180,8 @@ impl DeviceProfile {
     /// Measures a device: small additions, a large one, exponentials, a transposed copy, and a
     /// product of `size` by `size`; additions, casts and the product also in bf16, where the device
     /// computes in it; uploads and reads of a tensor. Some hundred milliseconds at a `size` of 1024
-    /// on a CPU, and the more of 80 MiB and 12 times `size`² bytes. The host's [costs](HostCosts) of
-    /// recording, searches and memory are nominal: burn-estimate's `measure` measures them too.
+    /// on a CPU, and the more of 80 MiB and 12 times `size`² bytes. The host's [costs](HostCosts)
+    /// of recording, searches and memory are nominal: burn-estimate's `measure` measures them too.
     ///
     /// Device and host share memory if the host runs the kernels itself, or if a tensor on the
     /// device makes the process larger. A GPU in the host's memory is taken for one with memory of
@@ -241,8 +248,9 @@ impl DeviceProfile {
         }
     }
 
-    /// Seconds of one operation (a roofline: Williams et al., 2009). Where the host runs kernels itself, its own work, bytes and arithmetic are one
-    /// after the other; else the longest of them counts.
+    /// Seconds of one operation (a roofline: Williams et al., 2009). Where the host runs kernels
+    /// itself, its own work, bytes and arithmetic are one after the other; else the longest of them
+    /// counts.
     pub fn seconds(&self, work: &KernelWork) -> f64 {
         let launch = (self.launch + work.recording).as_secs_f64();
         if work.bytes == 0.0 {
@@ -270,9 +278,9 @@ impl DeviceProfile {
 /// Repetitions of a transfer, of which the fastest counts.
 const TRANSFERS: usize = 5;
 
-/// Measures a link by uploads and reads of `size` by `size` elements. Neither speed is above that of
-/// a copy in the host's memory: a backend may hand over the host's own buffer, whose bytes somebody
-/// has copied before or copies later.
+/// Measures a link by uploads and reads of `size` by `size` elements. Neither speed is above that
+/// of a copy in the host's memory: a backend may hand over the host's own buffer, whose bytes
+/// somebody has copied before or copies later.
 fn link<B: Backend>(device: &B::Device, size: usize, runs_kernels: bool) -> LinkProfile {
     let data = TensorData::new(vec![1.0f32; size * size], [size, size]);
     let sync = || B::sync(device).expect("the device works");
@@ -316,7 +324,8 @@ fn runs_kernels<B: Backend>(device: &B::Device, matrix: &FloatTensor<B>) -> bool
     2 * called > start.elapsed()
 }
 
-/// Whether a tensor on the device takes memory of the process; `false` where the system does not tell.
+/// Whether a tensor on the device takes memory of the process; `false` where the system does not
+/// tell.
 fn makes_the_process_larger<B: Backend>(device: &B::Device) -> bool {
     /// More than glibc's heap keeps.
     const BYTES: usize = 40 << 20;
@@ -325,7 +334,8 @@ fn makes_the_process_larger<B: Backend>(device: &B::Device) -> bool {
         B::sync(device).expect("the device works");
         tensor
     };
-    // Its memory is kept, so that the next one gets other memory; what a first kernel takes is there by then.
+    // Its memory is kept, so that the next one gets other memory; what a first kernel takes is
+    // there by then.
     let first = tensor();
     let before = resident_bytes();
     let second = tensor();

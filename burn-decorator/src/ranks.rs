@@ -1,11 +1,14 @@
 //! A rank's own copy of state that clones share.
 //!
-//! Handles such as a loss scaler or a counter of updates are shared between their clones: the user's handle, the optimizer, the scheduler and
-//! a metric see the same values. Where ranks are threads of one program, each rank needs its own. A strategy copies what a rank trains with inside
-//! of [`copy_for_rank`]; there, a clone of a [`Shared`] value has its own value, and all clones of the same value made in one call share
-//! the new one, as in Python's `copy.deepcopy`. An optimizer and a scheduler that shared a counter share the copy of it.
+//! Handles such as a loss scaler or a counter of updates are shared between their clones: the
+//! user's handle, the optimizer, the scheduler and a metric see the same values. Where ranks are
+//! threads of one program, each rank needs its own. A strategy copies what a rank trains with
+//! inside of [`copy_for_rank`]; there, a clone of a [`Shared`] value has its own value, and all
+//! clones of the same value made in one call share the new one, as in Python's `copy.deepcopy`. An
+//! optimizer and a scheduler that shared a counter share the copy of it.
 //!
-//! This works through types with private fields, such as a `Learner`, because it needs no bound but `Clone`.
+//! This works through types with private fields, such as a `Learner`, because it needs no bound but
+//! `Clone`.
 //!
 //! ```
 //! use burn_decorator::ranks::{ForRank, Shared, copy_for_rank};
@@ -49,8 +52,9 @@ pub trait ForRank {
     fn for_rank(&self) -> Self;
 }
 
-/// Runs `copy`, in which clones of [`Shared`] values have values of their own. Call it on the thread of the rank that gets the copy: a value
-/// may belong to a thread, such as a loss scaler. The originals must live until `copy` returns.
+/// Runs `copy`, in which clones of [`Shared`] values have values of their own. Call it on the
+/// thread of the rank that gets the copy: a value may belong to a thread, such as a loss scaler.
+/// The originals must live until `copy` returns.
 pub fn copy_for_rank<R>(copy: impl FnOnce() -> R) -> R {
     with_value(&COPIES, Copies::new(), copy).0
 }
@@ -118,7 +122,8 @@ impl<T: fmt::Debug> fmt::Debug for Shared<T> {
     }
 }
 
-/// A closure in an `Arc`. A clone made in [`copy_for_rank`] has a clone of the closure, whose [`Shared`] captures are then the rank's.
+/// A closure in an `Arc`. A clone made in [`copy_for_rank`] has a clone of the closure, whose
+/// [`Shared`] captures are then the rank's.
 pub struct SharedFn<A, R>(Arc<dyn CloneFn<A, R>>);
 
 trait CloneFn<A, R>: Fn(A) -> R + Send + Sync {

@@ -1,5 +1,5 @@
-//! Saved state of an optimizer decorator: its own beside that of the optimizer it wraps. It can also be read from what that optimizer
-//! saved alone.
+//! Saved state of an optimizer decorator: its own beside that of the optimizer it wraps. It can
+//! also be read from what that optimizer saved alone.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -13,7 +13,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// The state that a decorator saves beside that of the optimizer it wraps.
 pub trait OwnState: Clone + Serialize + DeserializeOwned {
-    /// The field that holds it: a name that no optimizer's record has, for it tells the two kinds of files apart.
+    /// The field that holds it: a name that no optimizer's record has, for it tells the two kinds
+    /// of files apart.
     const FIELD: &'static str;
 }
 
@@ -22,9 +23,10 @@ const INNER: &str = "optimizer";
 
 /// The serialized record of an optimizer decorator, for `Record::Item`.
 ///
-/// A file that the wrapped optimizer saved by itself is read as one without `own`, if its format names fields (Burn's
-/// `NamedMpk` and JSON recorders). `#[serde(untagged)]` would not do: formats that do not name fields, such as bincode, cannot
-/// read it. Files in those formats must be records of this type.
+/// A file that the wrapped optimizer saved by itself is read as one without `own`, if its format
+/// names fields (Burn's `NamedMpk` and JSON recorders). `#[serde(untagged)]` would not do: formats
+/// that do not name fields, such as bincode, cannot read it. Files in those formats must be records
+/// of this type.
 #[derive(Clone, Debug)]
 pub struct WrappedItem<S, I> {
     /// The decorator's state; `None` if it has none, or if the file is one of the optimizer alone.
@@ -35,7 +37,8 @@ pub struct WrappedItem<S, I> {
 
 impl<S: OwnState, I: Serialize> Serialize for WrappedItem<S, I> {
     fn serialize<T: Serializer>(&self, serializer: T) -> Result<T::Ok, T::Error> {
-        // The decorator's own field comes first: the reader distinguishes the files by the first field.
+        // The decorator's own field comes first: the reader distinguishes the files by the first
+        // field.
         let mut fields = serializer.serialize_struct("WrappedItem", 2)?;
         fields.serialize_field(S::FIELD, &self.own)?;
         fields.serialize_field(INNER, &self.inner)?;

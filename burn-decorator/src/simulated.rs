@@ -8,7 +8,8 @@ thread_local! {
     static SIMULATED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Until it is dropped, what this thread reads from tensors is not real, and no reason to refuse a step.
+/// Until it is dropped, what this thread reads from tensors is not real, and no reason to refuse a
+/// step.
 pub fn simulate_values() -> Scope<bool> {
     Scope::enter(&SIMULATED, true)
 }

@@ -4,9 +4,11 @@ use burn_backend::StreamId;
 
 /// The stream that another thread reads on what `stream` computes; its own inverse.
 ///
-/// A read on Fusion first runs what the tensor's stream has queued. If another thread does that on the stream of the one that trains, it
-/// depends on the time of the read what is fused together, and so are last bits. An operation on the reading stream, such as a reshape to
-/// another shape, runs the queue of its operand's stream when it is called, and the read of its result leaves that stream alone.
+/// A read on Fusion first runs what the tensor's stream has queued. If another thread does that on
+/// the stream of the one that trains, it depends on the time of the read what is fused together,
+/// and so are last bits. An operation on the reading stream, such as a reshape to another shape,
+/// runs the queue of its operand's stream when it is called, and the read of its result leaves that
+/// stream alone.
 ///
 /// ```
 /// use burn_backend::StreamId;

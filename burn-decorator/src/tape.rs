@@ -1,9 +1,11 @@
 //! Access to autodiff's tensors below decorators, for code that is generic over any backend.
 //!
-//! Such code can neither ask autodiff whether a tensor that is no leaf is tracked, nor put an operation of its own on the tape: it
-//! cannot name the backend that autodiff differentiates. A decorator of that backend can, so it [`offer`]s a [`Tape`] for the tensors of
-//! autodiff above it, and a decorator above autodiff [`wrap`]s the tape for its own tensors. Both do so in `TensorMetadata::rank`, which
-//! [`find`] calls, because every tensor passes that call on to the one inside of it.
+//! Such code can neither ask autodiff whether a tensor that is no leaf is tracked, nor put an
+//! operation of its own on the tape: it cannot name the backend that autodiff differentiates. A
+//! decorator of that backend can, so it [`offer`]s a [`Tape`] for the tensors of autodiff above it,
+//! and a decorator above autodiff [`wrap`]s the tape for its own tensors. Both do so in
+//! `TensorMetadata::rank`, which [`find`] calls, because every tensor passes that call on to the
+//! one inside of it.
 //!
 //! ```
 //! use burn_decorator::tape::{self, Tape};
@@ -53,14 +55,16 @@ impl<T: 'static> Tape<T> {
         }
     }
 
-    /// Whether autodiff tracks the tensor, a leaf or not: whether backward computes a gradient of it.
+    /// Whether autodiff tracks the tensor, a leaf or not: whether backward computes a gradient of
+    /// it.
     pub fn is_tracked(&self, tensor: &T) -> bool {
         (self.is_tracked)(tensor)
     }
 
-    /// Returns `loss`, a scalar of shape `[1]`, with `gradient` added to its gradient with respect to `operand`. Backward multiplies
-    /// `gradient` by the gradient of the loss, in place if nothing else holds it. `gradient` is a constant of the operand's shape; all
-    /// three have one type.
+    /// Returns `loss`, a scalar of shape `[1]`, with `gradient` added to its gradient with respect
+    /// to `operand`. Backward multiplies `gradient` by the gradient of the loss, in place if
+    /// nothing else holds it. `gradient` is a constant of the operand's shape; all three have one
+    /// type.
     pub fn attach(&self, loss: T, operand: T, gradient: T) -> T {
         (self.attach)(loss, operand, gradient)
     }
@@ -71,7 +75,8 @@ thread_local! {
     static FOUND: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
 }
 
-/// The tape of tensors `T`, where `rank` is `TensorMetadata::rank` of one of them; `None` where no decorator below autodiff offers one.
+/// The tape of tensors `T`, where `rank` is `TensorMetadata::rank` of one of them; `None` where no
+/// decorator below autodiff offers one.
 pub fn find<T: 'static>(rank: impl FnOnce() -> usize) -> Option<Tape<T>> {
     let asked = Scope::enter(&ASKED, true);
     rank();
@@ -88,7 +93,8 @@ pub fn offer<T: 'static>(tape: impl FnOnce() -> Tape<T>) {
     }
 }
 
-/// Converts the tape of inner tensors `T`, if one was offered, to one of tensors `W`, each of which holds one `T`.
+/// Converts the tape of inner tensors `T`, if one was offered, to one of tensors `W`, each of which
+/// holds one `T`.
 #[inline]
 pub fn wrap<T: 'static, W: 'static>(peek: fn(&W) -> &T, unwrap: fn(W) -> T, wrap: fn(T) -> W) {
     if !ASKED.get() {

@@ -11,18 +11,21 @@ use tch::Tensor;
 use crate::types::*;
 use crate::{kind_type, map_operand, map_result};
 
-/// LibTorch as Burn defines its operations: `Autocast<Autodiff<Mended<LibTorch>>>`. Its tensors are LibTorch's own, so that it costs
-/// nothing. It mends these faults of burn-tch 0.21.0:
+/// LibTorch as Burn defines its operations: `Autocast<Autodiff<Mended<LibTorch>>>`. Its tensors are
+/// LibTorch's own, so that it costs nothing. It mends these faults of burn-tch 0.21.0:
 ///
-/// - An operation writes its result into an operand that nothing else holds. A transposed or permuted tensor shares its memory with
-///   the tensor it was made from, and burn-tch does not count that: `x.clone().transpose().exp()` overwrites `x`
+/// - An operation writes its result into an operand that nothing else holds. A transposed or
+///   permuted tensor shares its memory with the tensor it was made from, and burn-tch does not
+///   count that: `x.clone().transpose().exp()` overwrites `x`
 ///   (<https://github.com/tracel-ai/burn/issues/5375>). So does `scatter_nd` that assigns.
-/// - `attention` takes `true` in a mask for "attend", where Burn means "mask", ignores `softcap`, and aligns a causal mask to the first
-///   key, where Burn aligns it to the last.
+/// - `attention` takes `true` in a mask for "attend", where Burn means "mask", ignores `softcap`,
+///   and aligns a causal mask to the first key, where Burn aligns it to the last.
 /// - `prelu` with a weight for each channel panics.
-/// - A low tensor times a number is rounded otherwise in place: LibTorch rounds the number to the low type first.
-/// - `linear` and its gradients are products of batches of matrices, with a copy of the weight and a gradient of the weight for each
-///   sequence of a batch. Here they are products of two matrices, as in PyTorch, whose sums are also rounded once.
+/// - A low tensor times a number is rounded otherwise in place: LibTorch rounds the number to the
+///   low type first.
+/// - `linear` and its gradients are products of batches of matrices, with a copy of the weight and
+///   a gradient of the weight for each sequence of a batch. Here they are products of two matrices,
+///   as in PyTorch, whose sums are also rounded once.
 ///
 /// ```
 /// use burn_backend::TensorMetadata;

@@ -10,8 +10,9 @@ thread_local! {
     static PASSED: Cell<Option<TypeId>> = const { Cell::new(None) };
 }
 
-/// Panics if the backend is burn-tch's LibTorch without `burn_decorator::tch::Mended` around it. burn-tch 0.21.0 writes into tensors that share
-/// their memory with the operand of a transpose, so that with decorators, which keep more tensors, results are wrong in silence.
+/// Panics if the backend is burn-tch's LibTorch without `burn_decorator::tch::Mended` around it.
+/// burn-tch 0.21.0 writes into tensors that share their memory with the operand of a transpose, so
+/// that with decorators, which keep more tensors, results are wrong in silence.
 ///
 /// Costs a comparison after the first time.
 ///

@@ -1,8 +1,10 @@
-//! Uploads of parameters from host memory, many of them over a step, of which the device holds few at a time.
+//! Uploads of parameters from host memory, many of them over a step, of which the device holds few
+//! at a time.
 //!
-//! On Fusion what is dropped is freed when the queue of its stream runs, but data of the host is allocated at once: a layer's weight
-//! would stay until enough operations are queued, while those of the next layers arrive. So the queue is run before it holds more than
-//! two uploads of the largest size.
+//! On Fusion what is dropped is freed when the queue of its stream runs, but data of the host is
+//! allocated at once: a layer's weight would stay until enough operations are queued, while those
+//! of the next layers arrive. So the queue is run before it holds more than two uploads of the
+//! largest size.
 
 use core::cell::RefCell;
 use core::mem;
@@ -29,13 +31,15 @@ thread_local! {
     static UPLOADS: RefCell<Uploads> = RefCell::default();
 }
 
-/// A float tensor of `data`, as `Backend::float_from_data`, in a sequence of uploads that leave the device soon: at most two of the
-/// largest, or 1 MiB, wait to be freed in this thread's queue on Fusion. [`end_uploads`] ends the sequence.
+/// A float tensor of `data`, as `Backend::float_from_data`, in a sequence of uploads that leave the
+/// device soon: at most two of the largest, or 1 MiB, wait to be freed in this thread's queue on
+/// Fusion. [`end_uploads`] ends the sequence.
 ///
 /// # Cost
 ///
-/// That of the upload. Every second upload of the largest size also runs Fusion's queue, so that fewer operations are fused together, and waits for
-/// the device to be no more than as far behind again.
+/// That of the upload. Every second upload of the largest size also runs Fusion's queue, so that
+/// fewer operations are fused together, and waits for the device to be no more than as far behind
+/// again.
 ///
 /// ```
 /// use burn_backend::{TensorData, TensorMetadata};
@@ -61,8 +65,8 @@ pub fn upload<B: Backend>(data: TensorData, device: &Device<B>) -> FloatTensor<B
     B::float_from_data(data, device)
 }
 
-/// Runs Fusion's queue of this thread if there were [uploads](upload) since it ran. For the end of a step, after which nothing runs the
-/// queue for a while.
+/// Runs Fusion's queue of this thread if there were [uploads](upload) since it ran. For the end of
+/// a step, after which nothing runs the queue for a while.
 pub fn end_uploads<B: Backend>(device: &Device<B>) {
     run_queue::<B>(device);
     UPLOADS.with_borrow_mut(|uploads| uploads.largest_bytes = 0);

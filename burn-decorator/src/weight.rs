@@ -1,7 +1,8 @@
 //! The weight of a loss, told by the code that multiplied the loss to decorators that scale it.
 //!
-//! A loss that is multiplied by 64 k tokens takes 16 bits of what f16 leaves to a loss scale. The decorator that scales it divides by the
-//! weight and multiplies the f32 gradients instead; a decorator below that passes gradients on during backward multiplies its own.
+//! A loss that is multiplied by 64 k tokens takes 16 bits of what f16 leaves to a loss scale. The
+//! decorator that scales it divides by the weight and multiplies the f32 gradients instead; a
+//! decorator below that passes gradients on during backward multiplies its own.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -18,7 +19,8 @@ pub struct LossWeight<T>(pub T);
 /// What gradients are still to be multiplied by, in f32, likewise.
 pub struct GradientWeight<T>(pub T);
 
-/// Runs `backward`, in which a decorator below may [`take`] the weight. Returns the weight if none did.
+/// Runs `backward`, in which a decorator below may [`take`] the weight. Returns the weight if none
+/// did.
 pub fn offer<W: 'static, R>(weight: W, backward: impl FnOnce() -> R) -> (R, Option<W>) {
     let (result, left) = with_value(&OFFERED, Box::new(weight) as Box<dyn Any>, backward);
     let left = left.and_then(|weight| weight.downcast().ok());

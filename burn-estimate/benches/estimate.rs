@@ -1,9 +1,10 @@
-//! The time that an estimate takes: two updates of a transformer with AdamW, of which the second counts.
+//! The time that an estimate takes: two updates of a transformer with AdamW, of which the second
+//! counts.
 //!
 //!     cargo bench --workspace --bench estimate
 //!
-//! prints seconds, peak and replays for 7 and 70 billion parameters, as they are, with every layer recomputed, and under a byte budget, and fails if
-//! one takes 10 seconds or more.
+//! prints seconds, peak and replays for 7 and 70 billion parameters, as they are, with every layer
+//! recomputed, and under a byte budget, and fails if one takes 10 seconds or more.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};

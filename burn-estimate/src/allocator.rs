@@ -24,7 +24,8 @@ pub(crate) trait Allocator {
 }
 
 impl Classes<'_> {
-    /// Repeats the step's allocations on an allocator a few times, until its state is that in later steps. `None` if it cannot allocate.
+    /// Repeats the step's allocations on an allocator a few times, until its state is that in later
+    /// steps. `None` if it cannot allocate.
     ///
     /// Parameters are taken to be allocated one after the other.
     pub fn allocate_in<A: Allocator>(&self, shares: &Shares, allocator: &mut A) -> Option<()> {

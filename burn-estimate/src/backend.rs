@@ -1,8 +1,8 @@
 //! `Meta` as a backend: every operation from its row of the operation table.
 //!
-//! Most rows go to the router, which computes the shapes of their results. Rows that burn-flex has no kernel for are left to the
-//! defaults of Burn's traits, and rows that it has a kernel for where the router has none are one operation here: what `Meta` allocates
-//! is what burn-flex allocates.
+//! Most rows go to the router, which computes the shapes of their results. Rows that burn-flex has
+//! no kernel for are left to the defaults of Burn's traits, and rows that it has a kernel for where
+//! the router has none are one operation here: what `Meta` allocates is what burn-flex allocates.
 
 use burn_backend::ops::conv::calculate_pool_output_size;
 use burn_backend::{Backend, BackendTypes, DTypeUsageSet, TensorMetadata};
@@ -13,7 +13,8 @@ use crate::client::{Router, Tensor, announce, has_fusion, is_composed, native, n
 use crate::device::MetaDevice;
 use crate::rules::Row;
 
-/// A backend without data: shapes, types and lifetimes are those of a real backend, values are zeros.
+/// A backend without data: shapes, types and lifetimes are those of a real backend, values are
+/// zeros.
 ///
 /// ```
 /// use burn::backend::Autodiff;
@@ -26,8 +27,9 @@ use crate::rules::Row;
 /// assert_eq!(x.grad(&grads).unwrap().dims(), [100_000, 1_000_000]);
 /// ```
 ///
-/// What depends on values: `into_data` returns zeros (and takes their memory), comparisons and `is_finite` read as false, `argwhere` and
-/// `nonzero` find nothing. A program that branches on values takes the branch of zeros.
+/// What depends on values: `into_data` returns zeros (and takes their memory), comparisons and
+/// `is_finite` read as false, `argwhere` and `nonzero` find nothing. A program that branches on
+/// values takes the branch of zeros.
 ///
 /// # Panics
 ///

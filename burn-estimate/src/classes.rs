@@ -16,7 +16,8 @@ pub enum Kind {
     OptimizerState,
     /// What forward leaves behind for backward.
     Activation,
-    /// Booleans and random numbers that forward leaves behind for backward: masks of attention and dropout.
+    /// Booleans and random numbers that forward leaves behind for backward: masks of attention and
+    /// dropout.
     Mask,
     /// Data of the host: the batch.
     Input,

@@ -1,7 +1,8 @@
 //! The channel through which Burn's router hands over every operation.
 //!
-//! The router computes the shape and type of each result before it registers the operation, and marks the last use of each
-//! tensor. The [`Ledger`] of the device follows the operations; nothing is computed.
+//! The router computes the shape and type of each result before it registers the operation, and
+//! marks the last use of each tensor. The [`Ledger`] of the device follows the operations; nothing
+//! is computed.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -24,9 +25,10 @@ use crate::ledger::{Call, Ledger};
 use crate::rules::{Row, bytes};
 
 impl MetaDevice {
-    /// Notes that a backward pass has ended, before its gradients are added to those of other micro-batches: [`Estimate::shared`] then knows the
-    /// gradients of each, which leave the device during backward where they are sharded or offloaded. Otherwise a step's last gradients
-    /// count as temporary memory. With Fusion, what waits in the queue runs first.
+    /// Notes that a backward pass has ended, before its gradients are added to those of other
+    /// micro-batches: [`Estimate::shared`] then knows the gradients of each, which leave the device
+    /// during backward where they are sharded or offloaded. Otherwise a step's last gradients count
+    /// as temporary memory. With Fusion, what waits in the queue runs first.
     ///
     /// [`Estimate::shared`]: crate::Estimate::shared
     pub fn backward_ended(self) {
@@ -176,7 +178,8 @@ impl RunnerClient for Client {
     }
 }
 
-/// Zeros that all reads share. The system commits no memory to pages that are only read, but a smaller allocation would be cleared each time.
+/// Zeros that all reads share. The system commits no memory to pages that are only read, but a
+/// smaller allocation would be cleared each time.
 fn zeros(len: usize) -> Bytes {
     /// glibc maps each larger block from the system, and clears smaller ones.
     const LEAST: usize = 64 << 20;

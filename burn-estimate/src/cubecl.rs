@@ -1,5 +1,6 @@
-//! Where CubeCL puts the result of an operation: a view of its operand, the memory of an operand that no other tensor shares, or new memory. Its
-//! kernels read any strides and take no memory beside their results. Seen in the source of burn-cubecl 0.21.0 and cubecl-runtime 0.10.0.
+//! Where CubeCL puts the result of an operation: a view of its operand, the memory of an operand
+//! that no other tensor shares, or new memory. Its kernels read any strides and take no memory
+//! beside their results. Seen in the source of burn-cubecl 0.21.0 and cubecl-runtime 0.10.0.
 
 use burn_ir::{
     BaseOperationIr, FloatOperationIr, NumericOperationIr as Numeric, OperationIr, TensorIr,
@@ -11,7 +12,8 @@ use crate::rules::{self, Operand, Placement, Plan, bytes, row_major};
 #[cfg(feature = "fusion")]
 use crate::trace;
 
-/// A view may begin at a multiple of so many bytes; on CUDA it is also the largest alignment of a tensor's rows.
+/// A view may begin at a multiple of so many bytes; on CUDA it is also the largest alignment of a
+/// tensor's rows.
 const fn alignment(kernels: Kernels) -> usize {
     match kernels {
         Kernels::Cuda => 512,
@@ -20,7 +22,8 @@ const fn alignment(kernels: Kernels) -> usize {
     }
 }
 
-/// Strides and bytes of new memory. On CUDA and ROCm the rows of a tensor begin at multiples of a power of two (`PitchedMemoryLayoutPolicy`).
+/// Strides and bytes of new memory. On CUDA and ROCm the rows of a tensor begin at multiples of a
+/// power of two (`PitchedMemoryLayoutPolicy`).
 pub(crate) fn layout(tensor: &TensorIr, kernels: Kernels) -> (Vec<isize>, u64) {
     let mut strides = row_major(&tensor.shape);
     let (width, size) = (
@@ -140,7 +143,8 @@ fn in_place(op: &OperationIr, operands: &[Operand]) -> Option<Placement> {
 }
 
 #[cfg(feature = "fusion")]
-/// The operands of a kernel in whose memory its results may be: those of elementwise operations alone.
+/// The operands of a kernel in whose memory its results may be: those of elementwise operations
+/// alone.
 pub(crate) fn in_place_of_kernel<'a, 'b>(
     ops: impl Iterator<Item = &'b OperationIr>,
     operands: &'b [Operand<'a>],

@@ -52,8 +52,9 @@ impl MetaDevice {
         }
     }
 
-    /// The same device with Fusion, as Burn's features `cuda`, `rocm`, `vulkan` and `wgpu` have it: operations wait in a queue, and results within a
-    /// kernel take no memory. Of the feature `fusion`, which compiles CubeCL.
+    /// The same device with Fusion, as Burn's features `cuda`, `rocm`, `vulkan` and `wgpu` have it:
+    /// operations wait in a queue, and results within a kernel take no memory. Of the feature
+    /// `fusion`, which compiles CubeCL.
     #[cfg(feature = "fusion")]
     pub fn fused(self) -> Self {
         Self {

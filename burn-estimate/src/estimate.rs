@@ -25,8 +25,8 @@ use crate::uses::Traffic;
 /// What holds memory at the peak.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// The parameter for parameters and the optimizer's state. For the rest the operation, and behind `after` the parameter that was in
-    /// use when it ran, which identifies the module.
+    /// The parameter for parameters and the optimizer's state. For the rest the operation, and
+    /// behind `after` the parameter that was in use when it ran, which identifies the module.
     pub owner: String,
     /// What it is for.
     pub kind: Kind,
@@ -55,7 +55,8 @@ pub struct Estimate {
     pub sent_bytes: u64,
     /// Operations that kernels run, replayed ones too.
     pub operations: u64,
-    /// Floating-point operations, replayed ones too: those of products, and for other operations one an element of the result.
+    /// Floating-point operations, replayed ones too: those of products, and for other operations
+    /// one an element of the result.
     pub flops: u64,
     /// Operations that a scope or budget of burn-checkpoint runs again, on this thread.
     pub replayed_operations: u64,
@@ -69,13 +70,15 @@ pub struct Estimate {
     pub(crate) shares: Shares,
 }
 
-/// What one training step takes on the default [`MetaDevice`], which has burn-flex's kernels, and the model after it. For those of a GPU
-/// there is [`estimate_on`] with [`MetaDevice::cuda`] or [`MetaDevice::wgpu`].
+/// What one training step takes on the default [`MetaDevice`], which has burn-flex's kernels, and
+/// the model after it. For those of a GPU there is [`estimate_on`] with [`MetaDevice::cuda`] or
+/// [`MetaDevice::wgpu`].
 ///
-/// `step` takes the model and returns it updated, as an optimizer does. It runs twice, and the second run counts, because the optimizer has
-/// its state then: with accumulation a step is a whole window. `step` runs unchanged, on [`Meta`](crate::Meta) below any decorators, with the
-/// scopes, budgets and overrides of this thread. Storages that are alive on the device before the step count too, so that the estimate includes
-/// the optimizer's state of a real program.
+/// `step` takes the model and returns it updated, as an optimizer does. It runs twice, and the
+/// second run counts, because the optimizer has its state then: with accumulation a step is a whole
+/// window. `step` runs unchanged, on [`Meta`](crate::Meta) below any decorators, with the scopes,
+/// budgets and overrides of this thread. Storages that are alive on the device before the step
+/// count too, so that the estimate includes the optimizer's state of a real program.
 ///
 /// ```
 /// use burn::backend::Autodiff;
@@ -94,7 +97,8 @@ where
     estimate_on::<B, M>(MetaDevice::default(), model, step)
 }
 
-/// [`estimate_step`] on a device of one's own: steps on one device that run at the same time are counted together.
+/// [`estimate_step`] on a device of one's own: steps on one device that run at the same time are
+/// counted together.
 pub fn estimate_on<B, M>(device: MetaDevice, model: M, step: impl FnMut(M) -> M) -> (Estimate, M)
 where
     B: Backend,
@@ -103,8 +107,8 @@ where
     estimate_rank::<B, M>(device, || 0, model, step)
 }
 
-/// [`estimate_on`] of one rank of many. `sent` reads how many bytes the rank has sent so far. The rank trains alone, in a group whose
-/// other ranks are simulated:
+/// [`estimate_on`] of one rank of many. `sent` reads how many bytes the rank has sent so far. The
+/// rank trains alone, in a group whose other ranks are simulated:
 ///
 /// ```text
 /// let group = Arc::new(SimulatedRank::new(0, 1024)?);
@@ -140,8 +144,9 @@ where
     (estimate, model)
 }
 
-/// What any program takes on a device while it runs, such as a whole training of the Learner: its peak, traffic and time. The kinds
-/// of memory at the peak are known for one step only: see [`estimate_step`].
+/// What any program takes on a device while it runs, such as a whole training of the Learner: its
+/// peak, traffic and time. The kinds of memory at the peak are known for one step only: see
+/// [`estimate_step`].
 ///
 /// ```
 /// use burn::tensor::Tensor;
@@ -259,11 +264,14 @@ impl Estimate {
         }
     }
 
-    /// The same step with optimizer, gradients and parameters where `shares` puts them: without another run, and without the host memory that burn-zero
-    /// would take. What moves is by formula; against a run with burn-zero's ranks peak and traffic are within 2 % (docs/out-of-memory.md).
+    /// The same step with optimizer, gradients and parameters where `shares` puts them: without
+    /// another run, and without the host memory that burn-zero would take. What moves is by
+    /// formula; against a run with burn-zero's ranks peak and traffic are within 2 %
+    /// (docs/out-of-memory.md).
     ///
-    /// Meant for the result of [`estimate_step`]: this rank's step on one device.
-    /// A step that accumulates micro-batches must note where each backward pass ends: [`MetaDevice::backward_ended`].
+    /// Meant for the result of [`estimate_step`]: this rank's step on one device. A step that
+    /// accumulates micro-batches must note where each backward pass ends:
+    /// [`MetaDevice::backward_ended`].
     pub fn shared(&self, shares: Shares) -> Self {
         let shared = Self::of(self.recording.clone(), shares);
         let classes = Classes::new(&self.recording);
@@ -286,16 +294,20 @@ impl Estimate {
         of_kind.map(|holder| holder.bytes).sum()
     }
 
-    /// The step's time on a device: the sum over operations of the longest of launch, bytes and arithmetic, but at least the host's time to launch and record
-    /// operations and to look for tensors to evict. Where the [host runs kernels](crate::HostCosts::runs_kernels) itself, it is the sum of all these, and of
-    /// the time to get memory from the system. Added is the time of what moves, one after the other: between host and device at the speed of each
-    /// direction, to other ranks and in the host's memory at that of the slower one.
+    /// The step's time on a device: the sum over operations of the longest of launch, bytes and
+    /// arithmetic, but at least the host's time to launch and record operations and to look for
+    /// tensors to evict. Where the [host runs kernels](crate::HostCosts::runs_kernels) itself, it
+    /// is the sum of all these, and of the time to get memory from the system. Added is the time of
+    /// what moves, one after the other: between host and device at the speed of each direction, to
+    /// other ranks and in the host's memory at that of the slower one.
     pub fn time(&self, device: &DeviceProfile) -> Duration {
         self.time_with_more(device, 0)
     }
 
-    /// The time of an update with this many micro-batches more than the step has: each takes as long as the step's last one, from the beginning of
-    /// its forward pass to the optimizer's first result. What a window does once before that, such as a mean of its gradients, counts in each.
+    /// The time of an update with this many micro-batches more than the step has: each takes as
+    /// long as the step's last one, from the beginning of its forward pass to the optimizer's first
+    /// result. What a window does once before that, such as a mean of its gradients, counts in
+    /// each.
     pub fn time_with_more(&self, device: &DeviceProfile, micro_batches: u32) -> Duration {
         let classes = Classes::new(&self.recording);
         let (last, update) = (classes.last_forward(), classes.update);
@@ -356,8 +368,8 @@ impl Estimate {
         Duration::from_secs_f64(busy + transfers)
     }
 
-    /// Bytes that a process gets from the system during the step, if its heap returns free memory as glibc's does: where allocator and system
-    /// are those of the kernels, as for burn-flex.
+    /// Bytes that a process gets from the system during the step, if its heap returns free memory
+    /// as glibc's does: where allocator and system are those of the kernels, as for burn-flex.
     pub fn fresh_bytes(&self) -> u64 {
         self.heap().fresh().iter().map(|(_, bytes)| bytes).sum()
     }
@@ -369,7 +381,8 @@ impl Estimate {
         heap
     }
 
-    /// Seconds that the system takes to give memory to the process. `times` is how often the step repeats what it does at a time.
+    /// Seconds that the system takes to give memory to the process. `times` is how often the step
+    /// repeats what it does at a time.
     fn fresh_seconds(&self, device: &DeviceProfile, times: impl Fn(u64) -> f64) -> f64 {
         let rate = device.host.fresh_bytes_per_second;
         if rate.is_infinite() {

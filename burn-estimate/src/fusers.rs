@@ -1,5 +1,6 @@
-//! Which operations CubeCL runs as one kernel: chains of elementwise operations, products and reductions with what is computed from them and,
-//! for reductions, with what they are computed from. Seen in the source of burn-cubecl-fusion 0.21.0 (`engine` and `optim`).
+//! Which operations CubeCL runs as one kernel: chains of elementwise operations, products and
+//! reductions with what is computed from them and, for reductions, with what they are computed
+//! from. Seen in the source of burn-cubecl-fusion 0.21.0 (`engine` and `optim`).
 //!
 //! burn-fusion asks each fuser which operations it takes, and runs the kernel that saves most.
 

@@ -1,4 +1,5 @@
-//! Fusion: operations wait in burn-fusion's queue, and the [`Ledger`] follows them when it runs them, those that are fused as one kernel.
+//! Fusion: operations wait in burn-fusion's queue, and the [`Ledger`] follows them when it runs
+//! them, those that are fused as one kernel.
 //!
 //! The queue is that of a real device; only its [fusers](crate::fusers) and what runs are ours.
 
@@ -19,8 +20,9 @@ use crate::device::MetaDevice;
 use crate::fusers::{Kernel, fusers};
 use crate::ledger::{Call, Ledger};
 
-/// The queue of a device, which runs on a thread of its own. Operations are handed over to that thread thousands at a time: burn-fusion hands
-/// over each by itself, and both threads then spin while they wait for each other.
+/// The queue of a device, which runs on a thread of its own. Operations are handed over to that
+/// thread thousands at a time: burn-fusion hands over each by itself, and both threads then spin
+/// while they wait for each other.
 #[derive(Clone)]
 pub(crate) struct Queue {
     client: GlobalFusionClient<Runtime>,
@@ -88,7 +90,8 @@ impl Queue {
         let op = queued.call.op.clone();
         let streams = OperationStreams::default();
         let tensors = self.client.register(streams, op, queued);
-        // The router has tensors of its own for the results. What becomes an operand is not dropped.
+        // The router has tensors of its own for the results. What becomes an operand is not
+        // dropped.
         tensors
             .into_iter()
             .for_each(|tensor| drop(tensor.into_ir()));
@@ -110,7 +113,8 @@ impl DeviceService for Thread {
         Arc::new(())
     }
 
-    /// That of burn-fusion's service, so that both have one thread, on which `register` runs at once.
+    /// That of burn-fusion's service, so that both have one thread, on which `register` runs at
+    /// once.
     fn stage() -> DeviceServiceStage {
         DeviceServiceStage::Upstream
     }

@@ -1,15 +1,18 @@
-//! The heap of a process, which returns memory to the system and requests it again: the system clears each page at its first use, which takes
-//! longer than most operations on it.
+//! The heap of a process, which returns memory to the system and requests it again: the system
+//! clears each page at its first use, which takes longer than most operations on it.
 //!
-//! Follows glibc 2.36's `malloc`. A request takes the free block that fits it best. Free memory at the heap's end is returned to the system if it is twice
-//! the threshold or more. A request for which the heap would have to grow gets a block outside the heap if it is larger than the threshold, and that block is
-//! returned when it is freed. The threshold is the size of the largest such block, up to 32 MiB. Blocks smaller than tensors are not counted.
+//! Follows glibc 2.36's `malloc`. A request takes the free block that fits it best. Free memory at
+//! the heap's end is returned to the system if it is twice the threshold or more. A request for
+//! which the heap would have to grow gets a block outside the heap if it is larger than the
+//! threshold, and that block is returned when it is freed. The threshold is the size of the largest
+//! such block, up to 32 MiB. Blocks smaller than tensors are not counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::allocator::Allocator;
 
-/// Free bytes at the heap's end that the process keeps when the heap shrinks, and gets in addition when it grows.
+/// Free bytes at the heap's end that the process keeps when the heap shrinks, and gets in addition
+/// when it grows.
 const PAD: u64 = 128 << 10;
 /// The threshold at first.
 const LEAST: u64 = 128 << 10;

@@ -1,7 +1,7 @@
 //! The storages that are alive on a device, and a recording of those that were.
 //!
-//! A *storage* is memory that one or more tensors share: views of each other. It is freed with its last tensor. The clock counts
-//! allocations and frees.
+//! A *storage* is memory that one or more tensors share: views of each other. It is freed with its
+//! last tensor. The clock counts allocations and frees.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -21,8 +21,8 @@ use crate::rules::{self, Operand, Placement, Row, View, bytes};
 pub enum Phase {
     /// The loss is computed.
     Forward,
-    /// Gradients are computed: from the first gradient of a backward pass on, that of a loss of one element. One that is not reduced by a
-    /// mean or a sum stays in [`Forward`](Self::Forward).
+    /// Gradients are computed: from the first gradient of a backward pass on, that of a loss of one
+    /// element. One that is not reduced by a mean or a sum stays in [`Forward`](Self::Forward).
     Backward,
     /// The optimizer steps.
     Update,
@@ -38,7 +38,8 @@ pub(crate) struct Storage {
     pub row: &'static Row,
     /// The module whose parameter was used last before it was allocated.
     pub owner: Option<Arc<str>>,
-    /// The parameter that was used with it or next after its last use: an optimizer computes its state before it touches the parameter.
+    /// The parameter that was used with it or next after its last use: an optimizer computes its
+    /// state before it touches the parameter.
     pub next: Arc<OnceLock<Arc<str>>>,
     /// Its parameter, if the storage is one.
     pub parameter: Option<Arc<str>>,
@@ -94,7 +95,8 @@ pub(crate) struct Cost {
     pub at: u64,
     /// Bytes that it reads and writes.
     pub bytes: u64,
-    /// Floating-point operations: those of products, and for other operations one an element of the result.
+    /// Floating-point operations: those of products, and for other operations one an element of the
+    /// result.
     pub flops: u64,
     /// Exponentials and the like.
     pub functions: u64,
@@ -275,7 +277,8 @@ impl Ledger {
     }
 
     #[cfg(feature = "fusion")]
-    /// Follows operations that run as one kernel: it makes only those of their results that are used later.
+    /// Follows operations that run as one kernel: it makes only those of their results that are
+    /// used later.
     pub fn register_kernel(&mut self, calls: &[&Call]) {
         calls.iter().for_each(|call| self.follow(call));
         let row = calls[0].row;
@@ -470,7 +473,8 @@ impl Ledger {
         }
     }
 
-    /// Notes what a kernel that began at `begun` computes from a single parameter, and its uses of such storages.
+    /// Notes what a kernel that began at `begun` computes from a single parameter, and its uses of
+    /// such storages.
     fn follow_sources(
         &mut self,
         calls: &[&Call],
@@ -568,7 +572,8 @@ impl Ledger {
         }
     }
 
-    /// Ends a storage whose memory becomes another one's: a kernel may write a new parameter into the memory of its gradient.
+    /// Ends a storage whose memory becomes another one's: a kernel may write a new parameter into
+    /// the memory of its gradient.
     #[cfg(feature = "fusion")]
     fn renew(&mut self, storage: u64, row: &'static Row, dtype: DType) {
         let Some(ended) = self.storages.get(&storage) else {

@@ -1,9 +1,10 @@
 //! Will it fit? The user's own training step, run without data.
 //!
-//! [`Meta`] is a backend of shapes, types and lifetimes: a step of any size runs on it in moments and without memory, below all
-//! decorators (`Autocast<Sharded<Autodiff<Remat<Meta>>>>`), with Burn's modules and optimizers, unchanged. [`estimate_step`] returns what
-//! the step takes: its peak, what holds it, what moves between host and device, and its [time](Estimate::time) on a [`DeviceProfile`],
-//! a preset or [measured](measure()).
+//! [`Meta`] is a backend of shapes, types and lifetimes: a step of any size runs on it in moments
+//! and without memory, below all decorators (`Autocast<Sharded<Autodiff<Remat<Meta>>>>`), with
+//! Burn's modules and optimizers, unchanged. [`estimate_step`] returns what the step takes: its
+//! peak, what holds it, what moves between host and device, and its [time](Estimate::time) on a
+//! [`DeviceProfile`], a preset or [measured](measure()).
 //!
 //! ```
 //! use burn::backend::Autodiff;
@@ -29,11 +30,13 @@
 //!
 //! # What is modelled
 //!
-//! On a [`MetaDevice::new`] the memory is that of burn-flex: its views, results in their operand's memory, copies, and the workspace of its
-//! kernels. For twelve programs it was 0.976 to 1.000 of the heap of the same step: entries of autodiff's tape and recipes are not counted.
+//! On a [`MetaDevice::new`] the memory is that of burn-flex: its views, results in their operand's
+//! memory, copies, and the workspace of its kernels. For twelve programs it was 0.976 to 1.000 of
+//! the heap of the same step: entries of autodiff's tape and recipes are not counted.
 //!
-//! On a [`MetaDevice::cuda`] or [`MetaDevice::wgpu`] it is that of CubeCL: on Vulkan the bytes in use after each operation of
-//! eight programs were within 0.1 %. With `MetaDevice::fused`, of the feature `fusion`, operations wait in burn-fusion's queue and run as CubeCL's Fusion runs them.
+//! On a [`MetaDevice::cuda`] or [`MetaDevice::wgpu`] it is that of CubeCL: on Vulkan the bytes in
+//! use after each operation of eight programs were within 0.1 %. With `MetaDevice::fused`, of the
+//! feature `fusion`, operations wait in burn-fusion's queue and run as CubeCL's Fusion runs them.
 //! CubeCL allocates memory in pages, which [`Estimate::reserved_bytes`] and [`DeviceMemory`] count.
 
 mod allocator;

@@ -15,10 +15,10 @@ const CHAIN: u32 = 1000;
 /// Repetitions, of which the fastest counts.
 const ROUNDS: usize = 5;
 
-/// [`DeviceProfile::measure`] of a device, of its [link](DeviceProfile::link) to the host and of that
-/// host: launches with what autodiff notes of them, what it takes to record an operation in a scope
-/// and under a budget, to look for a tensor to evict, and to get memory from the system. About half a
-/// second on a CPU.
+/// [`DeviceProfile::measure`] of a device, of its [link](DeviceProfile::link) to the host and of
+/// that host: launches with what autodiff notes of them, what it takes to record an operation in a
+/// scope and under a budget, to look for a tensor to evict, and to get memory from the system.
+/// About half a second on a CPU.
 ///
 /// # Panics
 ///
@@ -33,7 +33,8 @@ const ROUNDS: usize = 5;
 /// }
 /// ```
 pub fn measure<B: Backend>(device: &B::Device, size: usize) -> DeviceProfile {
-    // Frees the largest block that glibc's heap keeps, so that what follows does not wait for memory from the system.
+    // Frees the largest block that glibc's heap keeps, so that what follows does not wait for
+    // memory from the system.
     drop(Tensor::<B, 1>::ones([(31 << 20) / 4], device));
     let chain = |records: bool| {
         fastest(|| {
@@ -94,7 +95,8 @@ fn look<B: Backend>(device: &B::Device) -> Duration {
     time / u32::try_from(looks.max(1)).unwrap_or(u32::MAX)
 }
 
-/// Bytes a second of memory from the system, from the extra time of a result that no heap keeps over one in its operand's memory.
+/// Bytes a second of memory from the system, from the extra time of a result that no heap keeps
+/// over one in its operand's memory.
 fn fresh<B: Backend>(device: &B::Device) -> f64 {
     /// More than glibc keeps.
     const BYTES: usize = 40 << 20;

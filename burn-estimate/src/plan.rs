@@ -28,9 +28,11 @@ pub struct Plan<S> {
     pub too_large: Vec<Planned<S>>,
 }
 
-/// Estimates settings in their order, and sorts them: those for which the device's memory is enough by time, the others by the bytes that they need.
-/// A setting for which `estimate` returns `None` is left out, such as one that cannot fit because a smaller one did not, or one that offloads to the host
-/// where [`link.memory`](crate::LinkProfile::memory) of the device's profile is [`Shared`](crate::LinkedMemory::Shared): its bytes are no others than the host's.
+/// Estimates settings in their order, and sorts them: those for which the device's memory is enough
+/// by time, the others by the bytes that they need. A setting for which `estimate` returns `None`
+/// is left out, such as one that cannot fit because a smaller one did not, or one that offloads to
+/// the host where [`link.memory`](crate::LinkProfile::memory) of the device's profile is
+/// [`Shared`](crate::LinkedMemory::Shared): its bytes are no others than the host's.
 ///
 /// ```
 /// use burn::backend::Autodiff;
@@ -90,7 +92,8 @@ impl<S> Plan<S> {
         }
     }
 
-    /// Where nothing fits, the kind of memory that takes the most in the setting that needs the least, and its bytes there.
+    /// Where nothing fits, the kind of memory that takes the most in the setting that needs the
+    /// least, and its bytes there.
     pub fn obstacle(&self) -> Option<(Kind, u64)> {
         let smallest = self.fitting.is_empty().then(|| self.too_large.first())??;
         let of_kind = |kind| (kind, smallest.estimate.bytes_of(kind));

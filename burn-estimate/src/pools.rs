@@ -1,8 +1,9 @@
 //! What CubeCL's memory pools reserve for a step.
 //!
-//! A pool has pages of one size, and a tensor gets a slice of the first page with room for it. Pages stay reserved until
-//! `Backend::memory_cleanup`, so what counts for a device is the pages, not the tensors. Follows `MemoryManagement` of cubecl-runtime 0.10
-//! with its default, `MemoryConfiguration::SubSlices`.
+//! A pool has pages of one size, and a tensor gets a slice of the first page with room for it.
+//! Pages stay reserved until `Backend::memory_cleanup`, so what counts for a device is the pages,
+//! not the tensors. Follows `MemoryManagement` of cubecl-runtime 0.10 with its default,
+//! `MemoryConfiguration::SubSlices`.
 
 use crate::allocator::Allocator;
 use crate::classes::Classes;
@@ -18,7 +19,8 @@ pub struct CubePools {
 }
 
 impl CubePools {
-    /// The pools of a CUDA device with `memory_bytes` of memory: a page has a quarter of it at most.
+    /// The pools of a CUDA device with `memory_bytes` of memory: a page has a quarter of it at
+    /// most.
     pub fn cuda(memory_bytes: u64) -> Self {
         Self {
             max_page_bytes: memory_bytes / 4,
@@ -74,9 +76,11 @@ impl DeviceMemory {
 }
 
 impl Estimate {
-    /// The bytes that these pools reserve for the step once it has run a few times; `None` if a tensor is larger than a page.
+    /// The bytes that these pools reserve for the step once it has run a few times; `None` if a
+    /// tensor is larger than a page.
     ///
-    /// Parameters are taken to be allocated one after the other. What autotuning allocates is not counted.
+    /// Parameters are taken to be allocated one after the other. What autotuning allocates is not
+    /// counted.
     pub fn reserved_bytes(&self, pools: &CubePools) -> Option<u64> {
         let mut reserved = Reserved::new(pools);
         let classes = Classes::new(&self.recording);

@@ -1,7 +1,9 @@
-//! What an operation allocates and costs: where burn-flex puts the result of an operation, and what its kernels take beside it.
+//! What an operation allocates and costs: where burn-flex puts the result of an operation, and what
+//! its kernels take beside it.
 //!
-//! A result is a view of its operand, or takes its operand's memory when no other tensor shares it, or is new memory. Kernels that need rows
-//! in order copy operands whose rows are not. Seen in the source of burn-flex 0.21.0.
+//! A result is a view of its operand, or takes its operand's memory when no other tensor shares it,
+//! or is new memory. Kernels that need rows in order copy operands whose rows are not. Seen in the
+//! source of burn-flex 0.21.0.
 
 use burn_backend::{DType, Shape};
 use burn_ir::{BaseOperationIr, FloatOperationIr, ModuleOperationIr, OperationIr, TensorIr};
@@ -123,8 +125,9 @@ pub(crate) fn begins_backward(op: &OperationIr, row: &Row) -> bool {
     row.name == "float_ones" && op.outputs().all(|seed| seed.shape.num_elements() == 1)
 }
 
-/// Whether an operation is never part of a backward pass. Convolutions, transposed ones too, may be part of one, and so may activations,
-/// which `FusedBackward` and Burn's `BalancedCheckpointing` compute again there.
+/// Whether an operation is never part of a backward pass. Convolutions, transposed ones too, may be
+/// part of one, and so may activations, which `FusedBackward` and Burn's `BalancedCheckpointing`
+/// compute again there.
 pub(crate) fn is_forward(row: &Row) -> bool {
     let backward = row.name.ends_with("_backward") || row.name.starts_with("conv");
     row.group == "ModuleOps" && !backward
@@ -188,7 +191,8 @@ pub(crate) fn plan(op: &OperationIr, row: &Row, operands: &[Operand]) -> Plan {
     plan
 }
 
-/// The operands of an operation, and how many bytes it reads of each. A lookup reads as much of its table as its result has.
+/// The operands of an operation, and how many bytes it reads of each. A lookup reads as much of its
+/// table as its result has.
 pub(crate) fn reads<'a>(
     op: &'a OperationIr,
     row: &Row,
@@ -235,7 +239,8 @@ fn products(op: &OperationIr) -> u64 {
     }
 }
 
-/// The result of an operation that moves no elements if its operand's rows allow it, and the bytes that it moves otherwise.
+/// The result of an operation that moves no elements if its operand's rows allow it, and the bytes
+/// that it moves otherwise.
 fn view(op: &BaseOperationIr, operands: &[Operand]) -> Option<(Placement, u64)> {
     let first = operands.first()?;
     let mut strides = first.view.strides.clone();
@@ -271,7 +276,8 @@ fn view(op: &BaseOperationIr, operands: &[Operand]) -> Option<(Placement, u64)> 
     Some((first.shared(strides, offset), 0))
 }
 
-/// Whether an operation computes each element of its result from the same elements of its operands, in no other order.
+/// Whether an operation computes each element of its result from the same elements of its operands,
+/// in no other order.
 fn is_elementwise(row: &Row) -> bool {
     const OTHERS: [&str; 8] = [
         "_mask_",
@@ -303,7 +309,8 @@ fn is_fast(row: &Row, out: &TensorIr) -> bool {
     out.dtype == DType::F32 && sums.contains(&row.name)
 }
 
-/// Whether strides are those of one row that is broadcast to all rows, or of one number for each row.
+/// Whether strides are those of one row that is broadcast to all rows, or of one number for each
+/// row.
 fn is_row_or_column(strides: &[isize], out: &TensorIr) -> bool {
     let shape = &out.shape;
     let (Some(last), dims) = (strides.last(), strides.len()) else {
@@ -333,7 +340,8 @@ fn first_size(operands: &[Operand]) -> u64 {
     first.map_or(1, |first| first.tensor.dtype.size() as u64)
 }
 
-/// Elements that an operation other than a product reads in another order than they lie in: if it reads any operand so, all of its largest tensor.
+/// Elements that an operation other than a product reads in another order than they lie in: if it
+/// reads any operand so, all of its largest tensor.
 fn reordered(op: &OperationIr, row: &Row, operands: &[Operand]) -> u64 {
     let out = op.outputs().next();
     let in_order = |operand: &Operand| match out {
@@ -354,7 +362,8 @@ fn reordered(op: &OperationIr, row: &Row, operands: &[Operand]) -> u64 {
     elements.max().unwrap_or(0)
 }
 
-/// Whether a new result has the strides of the operand: if the operand is all of its storage, in another order.
+/// Whether a new result has the strides of the operand: if the operand is all of its storage, in
+/// another order.
 fn keeps_strides(only: &Operand, out: &TensorIr) -> bool {
     let all = only.storage_bytes == bytes(only.tensor) as u64 && only.view.offset == 0;
     let forward = only.view.strides.iter().all(|stride| *stride > 0);
@@ -365,8 +374,9 @@ fn copies(operands: &[Operand]) -> u64 {
     operands.iter().map(Operand::copied).sum()
 }
 
-/// What a product takes beside its result. Results of unaligned bytes are allocated twice, before the product; during it the left matrix is
-/// packed if its rows are not contiguous. (The right one is packed too, in some cases, and smaller.)
+/// What a product takes beside its result. Results of unaligned bytes are allocated twice, before
+/// the product; during it the left matrix is packed if its rows are not contiguous. (The right one
+/// is packed too, in some cases, and smaller.)
 fn matmul(lhs: &Operand, out: &TensorIr) -> u64 {
     /// Columns that are packed at once, on processors of today.
     const PACKED: usize = 1024;
@@ -400,7 +410,8 @@ fn workspace(op: &OperationIr, row: &Row, operands: &[Operand]) -> u64 {
     match row.name {
         // A copy of all elements in f64.
         "float_cast" => copies(operands) + 8 * elements,
-        // Summed in aligned memory and then copied, unless along the last dimension. Only some orders of the operand are read as they are.
+        // Summed in aligned memory and then copied, unless along the last dimension. Only some
+        // orders of the operand are read as they are.
         "float_sum_dim" | "float_mean_dim" if first.tensor.dtype == DType::F32 => {
             let shape = &first.tensor.shape;
             let dims = shape.num_dims();

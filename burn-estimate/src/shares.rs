@@ -2,8 +2,9 @@
 
 use crate::classes::Kind;
 
-/// Where the optimizer's state, gradients and parameters are, for [`Estimate::shared`](crate::Estimate::shared): the stages of ZeRO
-/// (arXiv 1910.02054), and burn-zero's offload.
+/// Where the optimizer's state, gradients and parameters are, for
+/// [`Estimate::shared`](crate::Estimate::shared): the stages of ZeRO (arXiv 1910.02054), and
+/// burn-zero's offload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shares {
     /// Ranks that train together.
@@ -12,10 +13,11 @@ pub struct Shares {
     pub optimizer_state: bool,
     /// Whether a rank has its part of the gradients only: stage 2.
     pub gradients: bool,
-    /// Whether a parameter is on the device only while an operation uses it: stage 3, or on one rank parameters in host memory
-    /// (DeepSpeed's `offload_param`).
+    /// Whether a parameter is on the device only while an operation uses it: stage 3, or on one
+    /// rank parameters in host memory (DeepSpeed's `offload_param`).
     pub parameters: bool,
-    /// Whether the optimizer's state is in host memory, and with it the gradients, as soon as backward has computed them.
+    /// Whether the optimizer's state is in host memory, and with it the gradients, as soon as
+    /// backward has computed them.
     pub offload: bool,
     /// Bytes of gradients that are sent or copied at once.
     pub bucket_bytes: u64,
@@ -57,8 +59,8 @@ impl Shares {
         }
     }
 
-    /// What the device holds in addition: before the update, of gradients that leave it, at most three buckets under way; in the update
-    /// shards of the parameters.
+    /// What the device holds in addition: before the update, of gradients that leave it, at most
+    /// three buckets under way; in the update shards of the parameters.
     pub(crate) fn added_bytes(&self, parameter_bytes: u64) -> (u64, u64) {
         let sharded = self.optimizer_state && self.ranks > 1 && !self.offload && !self.parameters;
         let shards = if sharded {

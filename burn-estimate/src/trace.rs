@@ -1,5 +1,6 @@
-//! A kernel of elementwise operations as CubeCL builds it: what it reads, what it writes, and which operation it takes next. Seen in the source of
-//! burn-cubecl-fusion 0.21.0 (`engine/fuser.rs`, `engine/trace` and `engine/scoring.rs`).
+//! A kernel of elementwise operations as CubeCL builds it: what it reads, what it writes, and which
+//! operation it takes next. Seen in the source of burn-cubecl-fusion 0.21.0 (`engine/fuser.rs`,
+//! `engine/trace` and `engine/scoring.rs`).
 //!
 //! Shapes are *relative*: each size is a number by order of appearance, and size 1 is 0.
 

@@ -1,5 +1,5 @@
-//! When a storage is on the device where [`Shares`] move some storages away, and what moves for parameters that are on the device only
-//! while an operation uses them.
+//! When a storage is on the device where [`Shares`] move some storages away, and what moves for
+//! parameters that are on the device only while an operation uses them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,7 +11,8 @@ use crate::classes::{Classes, Kind};
 use crate::ledger::{Storage, Use};
 use crate::shares::Shares;
 
-/// The parameters of a step, and what moves for those that are on the device only while an operation uses them.
+/// The parameters of a step, and what moves for those that are on the device only while an
+/// operation uses them.
 pub(crate) struct Uses {
     /// Of those that are trained.
     pub parameter_bytes: u64,
@@ -55,7 +56,8 @@ impl Uses {
             return stage_2;
         }
         let in_all = |bytes: u64| bytes * backwards / self.backwards.max(1);
-        // With the optimizer's state on the device, an update reads parameters from the host and writes them back.
+        // With the optimizer's state on the device, an update reads parameters from the host and
+        // writes them back.
         let stepped = if shares.offload { 0 } else { owned };
         // A rank casts its shard once, after the update.
         let (rounded, low) = self.rounded_bytes;
@@ -179,12 +181,14 @@ impl<'a> Classes<'a> {
         })
     }
 
-    /// Whether the storage is a parameter, or is computed from a single parameter before the update.
+    /// Whether the storage is a parameter, or is computed from a single parameter before the
+    /// update.
     fn comes_and_goes(&self, storage: &Storage) -> bool {
         storage.parameter.is_some() || (storage.source.is_some() && storage.born < self.update)
     }
 
-    /// When operations use the storage. What is computed from a parameter stays until its first use, if that is in the same phase.
+    /// When operations use the storage. What is computed from a parameter stays until its first
+    /// use, if that is in the same phase.
     fn in_use(&self, storage: &Storage) -> Vec<Range<u64>> {
         let mut spans: Vec<_> = storage
             .uses
@@ -235,7 +239,8 @@ impl<'a> Classes<'a> {
         }
     }
 
-    /// The uses of a storage before the update that deliver its parameter. A parameter that is cast is gathered from ranks in the type of the cast.
+    /// The uses of a storage before the update that deliver its parameter. A parameter that is cast
+    /// is gathered from ranks in the type of the cast.
     fn deliveries(
         &self,
         storage: &'a Storage,

@@ -1,10 +1,12 @@
-//! Time and memory of the loss over a vocabulary with its backward pass: full logits, `linear_cross_entropy`, and chunks in scopes.
+//! Time and memory of the loss over a vocabulary with its backward pass: full logits,
+//! `linear_cross_entropy`, and chunks in scopes.
 //!
 //!     cargo bench --workspace --bench linear_cross_entropy [-- --rows 2048 --width 512 --classes 2000,8000,32000 --rounds 5]
 //!
-//! On burn-flex, f32, random numbers. In every round each setting takes one step, so what disturbs the machine disturbs all of them
-//! alike; ratios are taken within a round. Peak bytes are the heap's above what was there before the step: hidden states,
-//! weight and targets are not counted, gradients are. One CSV line for each number of classes and setting.
+//! On burn-flex, f32, random numbers. In every round each setting takes one step, so what disturbs
+//! the machine disturbs all of them alike; ratios are taken within a round. Peak bytes are the
+//! heap's above what was there before the step: hidden states, weight and targets are not counted,
+//! gradients are. One CSV line for each number of classes and setting.
 //! `torch_linear_cross_entropy.py` beside this file is the same in PyTorch.
 
 use std::time::Instant;
@@ -30,7 +32,8 @@ enum Setting {
     Full,
     /// `linear_cross_entropy`, gradients always in the forward pass.
     Chunked(Chunk),
-    /// Burn's `CrossEntropyLoss` over chunks of so many rows, each in a checkpoint scope: its logits are computed once more in backward.
+    /// Burn's `CrossEntropyLoss` over chunks of so many rows, each in a checkpoint scope: its
+    /// logits are computed once more in backward.
     Scopes(usize),
 }
 

@@ -11,11 +11,12 @@ use burn_decorator::{kind_type, map_operand, map_result};
 
 use crate::{attention, layer_norm, softmax};
 
-/// A backend that differentiates layer norm, softmax, log softmax and attention as one operation each:
-/// `Autocast<FusedBackward<Autodiff<Remat<Cuda>>>>`.
+/// A backend that differentiates layer norm, softmax, log softmax and attention as one operation
+/// each: `Autocast<FusedBackward<Autodiff<Remat<Cuda>>>>`.
 ///
-/// Burn's `Autodiff` composes them from elementwise operations, saves intermediate results in f32, and runs none of the kernels that a
-/// backend has for the whole operation. Here the backend's kernel runs, and what is saved is an operand or the result:
+/// Burn's `Autodiff` composes them from elementwise operations, saves intermediate results in f32,
+/// and runs none of the kernels that a backend has for the whole operation. Here the backend's
+/// kernel runs, and what is saved is an operand or the result:
 ///
 /// | operation | saved | by Burn's `Autodiff` |
 /// |---|---|---|
@@ -23,10 +24,11 @@ use crate::{attention, layer_norm, softmax};
 /// | softmax, log softmax | its result | two of its size, and one |
 /// | attention | query, key and value, with mask and bias | these, and three of `[batch, heads, queries, keys]` |
 ///
-/// Attention takes a block of queries at a time, with the keys that they may attend to, so the scores of all pairs never exist; its
-/// probabilities are computed again in backward. Beyond Burn's own, several heads of queries may share a head of keys and values: these
-/// have a divisor of the query's heads. Results and gradients are those of `Autodiff` up to rounding; in a low type softmax and means
-/// inside of attention and of gradients are computed in f32.
+/// Attention takes a block of queries at a time, with the keys that they may attend to, so the
+/// scores of all pairs never exist; its probabilities are computed again in backward. Beyond Burn's
+/// own, several heads of queries may share a head of keys and values: these have a divisor of the
+/// query's heads. Results and gradients are those of `Autodiff` up to rounding; in a low type
+/// softmax and means inside of attention and of gradients are computed in f32.
 ///
 /// Put it directly outside of `Autodiff`. Its tensors are those of `Autodiff`, so it costs nothing.
 ///

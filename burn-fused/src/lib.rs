@@ -1,5 +1,6 @@
-//! Operations with a backward of their own, for any backend of Burn: layer norm, softmax and attention that keep less on autodiff's
-//! tape, and the loss of a large vocabulary without its logits.
+//! Operations with a backward of their own, for any backend of Burn: layer norm, softmax and
+//! attention that keep less on autodiff's tape, and the loss of a large vocabulary without its
+//! logits.
 //!
 //! ```
 //! use burn::backend::Autodiff;

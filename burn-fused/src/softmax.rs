@@ -46,7 +46,8 @@ fn log_softmax_backward<B: Backend>(
     B::float_sub(gradient, B::float_mul(B::float_exp(log_softmax), sum))
 }
 
-/// An operation along a dimension, with the function of its result, the result's gradient and the dimension that is the operand's gradient.
+/// An operation along a dimension, with the function of its result, the result's gradient and the
+/// dimension that is the operand's gradient.
 #[derive(Debug)]
 struct FromResult<T>(fn(T, T, usize) -> T);
 

@@ -1,4 +1,5 @@
-//! Attention in blocks of queries: results and gradients are those of all scores at once, for every form that it has.
+//! Attention in blocks of queries: results and gradients are those of all scores at once, for every
+//! form that it has.
 
 use burn::backend::Autodiff;
 use burn::tensor::backend::{AutodiffBackend, Backend};
@@ -268,7 +269,8 @@ fn blocks_are_all_scores_at_once() {
     }
 }
 
-/// In a low type no further from f64's than all scores at once are, but for two roundings of the result.
+/// In a low type no further from f64's than all scores at once are, but for two roundings of the
+/// result.
 fn under_autocast<P: Policy>(rounding: f64) {
     for form in forms() {
         let exact = form.in_full::<Plain>(DType::F64);

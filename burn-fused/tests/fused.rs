@@ -1,4 +1,5 @@
-//! Layer norm, softmax and attention as one operation each: the results and gradients of autodiff's composition.
+//! Layer norm, softmax and attention as one operation each: the results and gradients of autodiff's
+//! composition.
 
 use burn::backend::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
@@ -227,7 +228,8 @@ fn results_and_gradients_are_those_of_autodiff() {
     }
 }
 
-/// In a low type they are no further from f64's than autodiff's are, but for a rounding of the result.
+/// In a low type they are no further from f64's than autodiff's are, but for a rounding of the
+/// result.
 #[test]
 fn in_a_low_type_they_are_no_less_precise() {
     for operation in ALL {

@@ -50,8 +50,9 @@ impl Operation {
         }
     }
 
-    /// What is there after the operation on a tensor of this type beyond what was before the tensor, in elements of the tensor, four bytes each. The
-    /// tensor is in it if the operation keeps it, and so is the result.
+    /// What is there after the operation on a tensor of this type beyond what was before the
+    /// tensor, in elements of the tensor, four bytes each. The tensor is in it if the operation
+    /// keeps it, and so is the result.
     fn kept<B: AutodiffBackend>(self, dtype: DType) -> f64 {
         let device = Default::default();
         let leaf =

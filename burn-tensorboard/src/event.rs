@@ -1,7 +1,8 @@
 //! Event files of TensorBoard.
 //!
-//! A file is a sequence of records: the length, its checksum, a message, its checksum (`tensorflow/core/lib/io/record_writer.h`). A message is
-//! an `Event` of `tensorflow/core/util/event.proto`, in protobuf's wire format.
+//! A file is a sequence of records: the length, its checksum, a message, its checksum
+//! (`tensorflow/core/lib/io/record_writer.h`). A message is an `Event` of
+//! `tensorflow/core/util/event.proto`, in protobuf's wire format.
 
 use std::io::{self, BufWriter, Write};
 use std::path::Path;

@@ -11,8 +11,9 @@
 //! # }
 //! ```
 //!
-//! `tensorboard --logdir run/tensorboard` draws each numeric metric of the Learner over the training steps, while it trains: the runs `train`, one
-//! point a step, and `valid`, one point an epoch.
+//! `tensorboard --logdir run/tensorboard` draws each numeric metric of the Learner over the
+//! training steps, while it trains: the runs `train`, one point a step, and `valid`, one point an
+//! epoch.
 
 mod event;
 mod logger;

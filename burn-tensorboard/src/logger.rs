@@ -15,10 +15,11 @@ use crate::event::EventFile;
 /// How long a point may stay in a buffer.
 const FLUSH_AFTER: Duration = Duration::from_secs(2);
 
-/// Writes every numeric metric to TensorBoard event files, and passes everything on to the wrapped logger, from which the Learner reads.
+/// Writes every numeric metric to TensorBoard event files, and passes everything on to the wrapped
+/// logger, from which the Learner reads.
 ///
-/// A point of training is a batch's value, at the number of training steps so far. A point of validation is the mean over an
-/// epoch.
+/// A point of training is a batch's value, at the number of training steps so far. A point of
+/// validation is the mean over an epoch.
 pub struct TensorBoard<L> {
     inner: L,
     directory: PathBuf,

@@ -1,5 +1,6 @@
-//! Collectives between threads beside a copy of the same buffer. Throughput counts one rank's whole buffer, so that an
-//! all-reduce as fast as the copy would move as many bytes through the machine as `memcpy` does.
+//! Collectives between threads beside a copy of the same buffer. Throughput counts one rank's whole
+//! buffer, so that an all-reduce as fast as the copy would move as many bytes through the machine
+//! as `memcpy` does.
 //!
 //! Buffers go round: what a collective gives is the next one's buffer.
 #![allow(missing_docs)] // criterion_group

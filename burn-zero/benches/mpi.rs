@@ -5,8 +5,8 @@
 //! mpirun --allow-run-as-root --oversubscribe -n 2 target/release/deps/mpi-<hash> [builtin]
 //! ```
 //!
-//! `builtin` times the library's own `MPI_Reduce_scatter_block` and `MPI_Allreduce` instead: they need MPI for
-//! themselves. Prints the median of 9 on rank 0, with GB/s of one rank's whole buffer.
+//! `builtin` times the library's own `MPI_Reduce_scatter_block` and `MPI_Allreduce` instead: they
+//! need MPI for themselves. Prints the median of 9 on rank 0, with GB/s of one rank's whole buffer.
 
 use std::{
     env,

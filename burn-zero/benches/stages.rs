@@ -1,4 +1,5 @@
-//! A training step by stage: its time beside stage 2, and the heap over it. Ranks are threads, or processes:
+//! A training step by stage: its time beside stage 2, and the heap over it. Ranks are threads, or
+//! processes:
 //!
 //! ```text
 //! cargo bench --workspace --bench stages -- [--plot stages.svg]
@@ -6,9 +7,10 @@
 //! mpirun --allow-run-as-root --oversubscribe -n 4 target/release/deps/stages-<hash>
 //! ```
 //!
-//! All stages train in one run, a step of each in turn; a time is the median over rounds, a ratio that of the ratios within a round. Each rank has
-//! the same batch size, so on a machine with fewer cores than ranks a step takes longer with every rank. `--plot` draws the heap of four
-//! threads in a step of stages 2 and 3.
+//! All stages train in one run, a step of each in turn; a time is the median over rounds, a ratio
+//! that of the ratios within a round. Each rank has the same batch size, so on a machine with fewer
+//! cores than ranks a step takes longer with every rank. `--plot` draws the heap of four threads in
+//! a step of stages 2 and 3.
 
 use std::fs;
 use std::sync::Arc;

@@ -17,7 +17,8 @@ pub enum ZeroError {
     #[error(transparent)]
     Optimizer(#[from] ZeroOptimizerError),
 
-    /// A Learner, or data, that [`ZeroStrategy`](crate::ZeroStrategy) cannot train with these ranks: why, and what to do instead.
+    /// A Learner, or data, that [`ZeroStrategy`](crate::ZeroStrategy) cannot train with these
+    /// ranks: why, and what to do instead.
     #[error("{0}")]
     Strategy(String),
 

@@ -19,30 +19,36 @@ pub struct ModelStates {
     pub elements: u64,
     /// Bytes of an element of a parameter, and of its gradient.
     ///
-    /// 4 is what autocast trains: the f32 parameters are their own masters, and low-precision copies live no longer than the operation
-    /// (or, cached, the forward pass) that reads them. With Adam 16 bytes an element, `8 + 8/N` at stage 1, `4 + 12/N` at stage 2.
+    /// 4 is what autocast trains: the f32 parameters are their own masters, and low-precision
+    /// copies live no longer than the operation (or, cached, the forward pass) that reads them.
+    /// With Adam 16 bytes an element, `8 + 8/N` at stage 1, `4 + 12/N` at stage 2.
     ///
-    /// 2 is what the paper counts (arXiv 1910.02054, section 3.1), with an f32 master as part of the optimizer's state. With Adam 16 bytes
-    /// an element, `4 + 12/N` at stage 1, `2 + 14/N` at stage 2. With the state on the host,
-    /// [`OffloadedAdamW`](crate::OffloadedAdamW) trains a model in bf16 or f16 so. With the state on the device this crate does not: the
-    /// numbers are for comparison with DeepSpeed.
+    /// 2 is what the paper counts (arXiv 1910.02054, section 3.1), with an f32 master as part of
+    /// the optimizer's state. With Adam 16 bytes an element, `4 + 12/N` at stage 1, `2 + 14/N` at
+    /// stage 2. With the state on the host, [`OffloadedAdamW`](crate::OffloadedAdamW) trains a
+    /// model in bf16 or f16 so. With the state on the device this crate does not: the numbers are
+    /// for comparison with DeepSpeed.
     pub parameter_bytes: u64,
-    /// Optimizer state of one element, in bytes: 8 for Adam's moments, 4 for a momentum, 0 for plain SGD.
+    /// Optimizer state of one element, in bytes: 8 for Adam's moments, 4 for a momentum, 0 for
+    /// plain SGD.
     pub optimizer_bytes: u64,
     /// Elements of the largest parameter; 0 if none is larger than a bucket.
     pub largest_parameter: u64,
-    /// Elements of the frozen parameters, which have no gradients and no optimizer state. They count with
-    /// [`parameter_bytes`](Self::parameter_bytes) each. Running statistics are not parameters.
+    /// Elements of the frozen parameters, which have no gradients and no optimizer state. They
+    /// count with [`parameter_bytes`](Self::parameter_bytes) each. Running statistics are not
+    /// parameters.
     pub frozen_elements: u64,
     /// Elements of the largest frozen parameter.
     pub largest_frozen: u64,
-    /// Elements of the largest unit, which stage 3 gathers whole: a repeated block, or all parameters that are in none. 0 if units do not count.
+    /// Elements of the largest unit, which stage 3 gathers whole: a repeated block, or all
+    /// parameters that are in none. 0 if units do not count.
     pub largest_unit: u64,
 }
 
 impl ModelStates {
-    /// The parameters of `module`, in f32, those that require gradients under Adam or AdamW. A trained parameter held twice counts once, a frozen
-    /// one twice, as ranks hold a copy of it for each path.
+    /// The parameters of `module`, in f32, those that require gradients under Adam or AdamW. A
+    /// trained parameter held twice counts once, a frozen one twice, as ranks hold a copy of it for
+    /// each path.
     ///
     /// ```
     /// use burn::backend::Autodiff;
@@ -103,25 +109,30 @@ pub struct Estimate {
     /// ([`ZeroConfig::offload_param`]) the two largest: the one in use, and the next one, whose
     /// upload has begun.
     pub parameter_bytes: u64,
-    /// Parameters in host memory, frozen ones too: all, or at stage 3 of several ranks the rank's shard, of trained ones in f32.
+    /// Parameters in host memory, frozen ones too: all, or at stage 3 of several ranks the rank's
+    /// shard, of trained ones in f32.
     pub host_parameter_bytes: u64,
-    /// Units of trained parameters in host memory, at stage 3 of several ranks: the one in use, and the next one, which is gathered meanwhile.
+    /// Units of trained parameters in host memory, at stage 3 of several ranks: the one in use, and
+    /// the next one, which is gathered meanwhile.
     pub unit_bytes: u64,
-    /// Gradients on the device at the end of backward. At stage 2 the rank's shard; none where they go to the host
-    /// ([`Memory::Host`]).
+    /// Gradients on the device at the end of backward. At stage 2 the rank's shard; none where they
+    /// go to the host ([`Memory::Host`]).
     pub gradient_bytes: u64,
-    /// Gradients on the device during backward, in addition to [`gradient_bytes`](Self::gradient_bytes). Where gradients leave the
-    /// device (stage 2, and [`Memory::Host`] in every stage) three buckets: one that backward fills, one that waits, and one that is
-    /// copied into the buffer that is sent, or to the host. Otherwise 0: all gradients stay until the step.
+    /// Gradients on the device during backward, in addition to
+    /// [`gradient_bytes`](Self::gradient_bytes). Where gradients leave the device (stage 2, and
+    /// [`Memory::Host`] in every stage) three buckets: one that backward fills, one that waits, and
+    /// one that is copied into the buffer that is sent, or to the host. Otherwise 0: all gradients
+    /// stay until the step.
     pub underway_bytes: u64,
-    /// The gradient of the largest parameter, if it spans several buckets: it is held whole until its last bucket is reduced, in
-    /// addition to what is reduced.
+    /// The gradient of the largest parameter, if it spans several buckets: it is held whole until
+    /// its last bucket is reduced, in addition to what is reduced.
     pub spanning_bytes: u64,
-    /// Sums of earlier micro-batches, if gradients are accumulated: held in addition to the gradients of the last micro-batch, in the
-    /// same memory.
+    /// Sums of earlier micro-batches, if gradients are accumulated: held in addition to the
+    /// gradients of the last micro-batch, in the same memory.
     pub window_bytes: u64,
-    /// Copies of the rank's shards of the parameters, during a step of stages 1 and 2. Where parameters are in host memory: the
-    /// parameters that the optimizer has updated on the device, if its state is there.
+    /// Copies of the rank's shards of the parameters, during a step of stages 1 and 2. Where
+    /// parameters are in host memory: the parameters that the optimizer has updated on the device,
+    /// if its state is there.
     pub shard_bytes: u64,
     /// Optimizer state on the device, master parameters included.
     pub optimizer_bytes: u64,
@@ -131,18 +142,22 @@ pub struct Estimate {
     pub host_bytes: u64,
     /// Gradients in host memory at the end of backward.
     pub host_gradient_bytes: u64,
-    /// Elements that the rank sends to other ranks for one update: `2 P (N - 1) / N`, which the paper rounds to `2 P`
-    /// (section 7.1). Stage 2 reduces each accumulated micro-batch: `(k + 1) P (N - 1) / N`. Stage 3 also gathers parameters twice for each:
-    /// `3 k P (N - 1) / N`, without scopes and with scopes of one unit. A scope of several units gathers them once more at most. Stage 3 gathers
-    /// frozen parameters in forward and in backward too; in backward not those that it does not use, and in a scope once more.
+    /// Elements that the rank sends to other ranks for one update: `2 P (N - 1) / N`, which the
+    /// paper rounds to `2 P` (section 7.1). Stage 2 reduces each accumulated micro-batch:
+    /// `(k + 1) P (N - 1) / N`. Stage 3 also gathers parameters twice for each:
+    /// `3 k P (N - 1) / N`, without scopes and with scopes of one unit. A scope of several units
+    /// gathers them once more at most. Stage 3 gathers frozen parameters in forward and in backward
+    /// too; in backward not those that it does not use, and in a scope once more.
     pub sent_elements: u64,
-    /// [`sent_elements`](Self::sent_elements) in bytes: gradients in the type of communication, parameters in their own (stage 0 sends only
-    /// gradients). Without the call descriptions, some hundred bytes a collective.
+    /// [`sent_elements`](Self::sent_elements) in bytes: gradients in the type of communication,
+    /// parameters in their own (stage 0 sends only gradients). Without the call descriptions, some
+    /// hundred bytes a collective.
     pub sent_bytes: u64,
 }
 
 impl Estimate {
-    /// On the device, what is held through a step: parameters, gradients, optimizer state. The paper's figure.
+    /// On the device, what is held through a step: parameters, gradients, optimizer state. The
+    /// paper's figure.
     pub fn device_bytes(&self) -> u64 {
         self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
     }
@@ -153,7 +168,8 @@ impl Estimate {
         self.gradient_bytes + self.underway_bytes + self.spanning_bytes + window
     }
 
-    /// In host memory: parameters and units of them, the optimizer's state and masters, gradients and their sums. Without the [buffer](Self::buffer_bytes).
+    /// In host memory: parameters and units of them, the optimizer's state and masters, gradients
+    /// and their sums. Without the [buffer](Self::buffer_bytes).
     pub fn kept_host_bytes(&self) -> u64 {
         let window = if_(self.gradients_on_host(), self.window_bytes);
         self.host_parameter_bytes
@@ -167,20 +183,22 @@ impl Estimate {
         self.host_gradient_bytes > 0
     }
 
-    /// The peak on the device, in backward or in the step. Burn's `Learner` keeps the old parameters during a step, which adds to the step those of
+    /// The peak on the device, in backward or in the step. Burn's `Learner` keeps the old
+    /// parameters during a step, which adds to the step those of
     /// [`parameter_bytes`](Self::parameter_bytes) that are trained.
     pub fn peak_device_bytes(&self) -> u64 {
         let stays = self.parameter_bytes + self.optimizer_bytes;
-        // A step of stages 1 and 2 holds shards of the reduced gradients and of the parameters. Parameters that were in host memory
-        // replace their gradients one by one.
+        // A step of stages 1 and 2 holds shards of the reduced gradients and of the parameters.
+        // Parameters that were in host memory replace their gradients one by one.
         let from_host = self.gradients_on_host() || self.host_parameter_bytes > 0;
         let shards = if from_host { 1 } else { 2 };
         stays + self.peak_gradient_bytes().max(shards * self.shard_bytes)
     }
 }
 
-/// What a rank of `world_size` will hold and send, computed before anything is built. Parameters are cut at any element
-/// ([`Partition::Flat`](crate::Partition::Flat)); shards of whole parameters may be larger, by the largest parameter at most.
+/// What a rank of `world_size` will hold and send, computed before anything is built. Parameters
+/// are cut at any element ([`Partition::Flat`](crate::Partition::Flat)); shards of whole parameters
+/// may be larger, by the largest parameter at most.
 ///
 /// ```
 /// use burn_zero::{ModelStates, Stage, ZeroConfig, estimate};
@@ -217,7 +235,8 @@ pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> 
     let states = share(stage.shards_optimizer_state());
     let gradients = share(stage.shards_gradients());
     let offloaded = if_(to_host, states);
-    // Reduced gradients on the host are additional to the buckets in transfer; on the device they replace them.
+    // Reduced gradients on the host are additional to the buckets in transfer; on the device they
+    // replace them.
     let leaving = match to_host {
         true => elements,
         false => if_(several, elements.saturating_sub(gradients)),
@@ -272,8 +291,8 @@ pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> 
     }
 }
 
-/// Buckets of gradients that exist at once during backward: one that backward fills, one in the queue of the communication thread,
-/// and one that it reduces.
+/// Buckets of gradients that exist at once during backward: one that backward fills, one in the
+/// queue of the communication thread, and one that it reduces.
 const BUCKETS_UNDER_WAY: u64 = 3;
 
 /// `amount` where the condition holds, else 0.

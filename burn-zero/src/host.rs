@@ -47,7 +47,8 @@ pub(crate) fn is_finite(data: &TensorData) -> bool {
     }
 }
 
-/// The type in which elements are sent as they are; `None` for types that are not exchanged, nor updated on the host.
+/// The type in which elements are sent as they are; `None` for types that are not exchanged, nor
+/// updated on the host.
 pub(crate) fn exchanged(dtype: DType) -> Option<BufferDtype> {
     match dtype {
         DType::F32 => Some(BufferDtype::F32),

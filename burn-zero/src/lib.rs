@@ -22,26 +22,31 @@
 //!
 //! # Ranks
 //!
-//! [`group`] has [`ProcessGroup`] and its implementations [`SingleRank`], [`ThreadGroup`], for estimates [`SimulatedRank`], and, with the
-//! feature `mpi`, `MpiGroup`. [`shard`] computes which rank owns which elements: [`ShardMap`], integers only.
+//! [`group`] has [`ProcessGroup`] and its implementations [`SingleRank`], [`ThreadGroup`], for
+//! estimates [`SimulatedRank`], and, with the feature `mpi`, `MpiGroup`. [`shard`] computes which
+//! rank owns which elements: [`ShardMap`], integers only.
 //!
-//! `N` ranks train as one rank does on the union of their batches, to f32 rounding, for a model that computes each item by itself. A `BatchNorm`
-//! normalises by its rank's batch, as in PyTorch, and a loss between the items of a batch sees its rank's only; dropout draws other masks.
+//! `N` ranks train as one rank does on the union of their batches, to f32 rounding, for a model
+//! that computes each item by itself. A `BatchNorm` normalises by its rank's batch, as in PyTorch,
+//! and a loss between the items of a batch sees its rank's only; dropout draws other masks.
 //!
-//! Ranks that are processes are started by the cluster's own launcher, such as `mpirun -n 4 program`, and find each other over MPI: `docs/zero.md`
-//! has the packages to install and the commands.
+//! Ranks that are processes are started by the cluster's own launcher, such as
+//! `mpirun -n 4 program`, and find each other over MPI: `docs/zero.md` has the packages to install
+//! and the commands.
 //!
 //! # Sharded training
 //!
-//! [`ZeroOptimizer`] runs one of Burn's optimizers on this rank's shard; [`ZeroSettings`] selects what is sharded. Two lines change
-//! in a training program: the backend, `Sharded<Autodiff<..>>` (stage 2, [`Memory::Host`] and
-//! [`with_seed`](ZeroOptimizer::with_seed) need it), and the optimizer.
+//! [`ZeroOptimizer`] runs one of Burn's optimizers on this rank's shard; [`ZeroSettings`] selects
+//! what is sharded. Two lines change in a training program: the backend, `Sharded<Autodiff<..>>`
+//! (stage 2, [`Memory::Host`] and [`with_seed`](ZeroOptimizer::with_seed) need it), and the
+//! optimizer.
 //!
 //! # Training in the Learner
 //!
-//! [`ZeroStrategy`] is a strategy for `SupervisedTraining::with_training_strategy`: ranks are threads of the program, or one
-//! process each. With one rank it is Burn's training bit for bit. With several, validation is shared, and rank 0 computes all
-//! metrics and writes Burn's ordinary records, from which any number of ranks, or Burn alone, resumes. See `docs/zero.md`.
+//! [`ZeroStrategy`] is a strategy for `SupervisedTraining::with_training_strategy`: ranks are
+//! threads of the program, or one process each. With one rank it is Burn's training bit for bit.
+//! With several, validation is shared, and rank 0 computes all metrics and writes Burn's ordinary
+//! records, from which any number of ranks, or Burn alone, resumes. See `docs/zero.md`.
 //!
 //! # What happens to a gradient
 //!
@@ -71,29 +76,34 @@
 //!           ZeroOptimizer the wrapped optimizer steps on the shards; all_gather makes parameters of them
 //! ```
 //!
-//! In stages 0 and 1 the hook passes the gradient on, and backward waits for no other rank. The reduction happens in the step, once a
-//! window. Without accumulation all stages give the same bits if gradients are sent in f32; with it stages 2 and 3 add up in another order. Loss scaler and accumulation combine over all ranks which gradients are
-//! non-finite, and then decide whether to skip.
+//! In stages 0 and 1 the hook passes the gradient on, and backward waits for no other rank. The
+//! reduction happens in the step, once a window. Without accumulation all stages give the same bits
+//! if gradients are sent in f32; with it stages 2 and 3 add up in another order. Loss scaler and
+//! accumulation combine over all ranks which gradients are non-finite, and then decide whether to
+//! skip.
 //!
-//! A gradient whose parameter is used by another live graph too, such as that of a forward pass without backward, leaves the graph
-//! at the end of the backward pass instead, with the same bits.
+//! A gradient whose parameter is used by another live graph too, such as that of a forward pass
+//! without backward, leaves the graph at the end of the backward pass instead, with the same bits.
 //!
 //! # Records
 //!
-//! [`record`] saves the state of all ranks ([`save_sharded`]) and loads it at any number of ranks ([`load_sharded`]);
-//! [`consolidate`] writes the model of a record into one ordinary file. A [`Recorder`] saves and loads a whole training in one call: the model, the
-//! optimizer with all its layers, the scheduler.
+//! [`record`] saves the state of all ranks ([`save_sharded`]) and loads it at any number of ranks
+//! ([`load_sharded`]); [`consolidate`] writes the model of a record into one ordinary file. A
+//! [`Recorder`] saves and loads a whole training in one call: the model, the optimizer with all its
+//! layers, the scheduler.
 //!
 //! # Configuration
 //!
-//! [`ZeroConfig`] reads DeepSpeed's JSON; [`estimate()`] computes what a rank will hold and send, before training.
+//! [`ZeroConfig`] reads DeepSpeed's JSON; [`estimate()`] computes what a rank will hold and send,
+//! before training.
 //!
 //! # Host offload
 //!
-//! [`OffloadedAdamW`] is AdamW with its state in host memory, for models whose Adam state does not fit the device. With Adam an
-//! element of an f32 parameter takes 16 bytes on the device: itself, its gradient and two moments. Offloaded it takes 4 to 8 on the device
-//! and 12 to 16 on the host, for the master, the moments and the gradient. One rank is enough; inside a [`ZeroOptimizer`] each rank's host
-//! holds that rank's shard. [`HostAdamW`] is its arithmetic, on slices.
+//! [`OffloadedAdamW`] is AdamW with its state in host memory, for models whose Adam state does not
+//! fit the device. With Adam an element of an f32 parameter takes 16 bytes on the device: itself,
+//! its gradient and two moments. Offloaded it takes 4 to 8 on the device and 12 to 16 on the host,
+//! for the master, the moments and the gradient. One rank is enough; inside a [`ZeroOptimizer`]
+//! each rank's host holds that rank's shard. [`HostAdamW`] is its arithmetic, on slices.
 //!
 //! ```
 //! use burn::{backend::Autodiff, nn, optim::{GradientsParams, Optimizer}, prelude::*};
@@ -122,9 +132,12 @@
 //! up                                                  p1   p2   p3   p4  parameters come back in their own type
 //! ```
 //!
-//! The device then holds at most three buckets of gradients, and an element of an f32 parameter takes 4 bytes there and 16 on the host: from
-//! the second backward pass on, or from the first after [`OffloadedAdamW::prepare`]. Loss scaler, accumulation and clipping compute on gradients
-//! in host memory ([`WithHost`]). Parameters can be in host memory too, between their uses: [`offload_parameters()`]. `docs/zero.md` has the cases of other backends and of several ranks ([`Memory::Host`]).
+//! The device then holds at most three buckets of gradients, and an element of an f32 parameter
+//! takes 4 bytes there and 16 on the host: from the second backward pass on, or from the first
+//! after [`OffloadedAdamW::prepare`]. Loss scaler, accumulation and clipping compute on gradients
+//! in host memory ([`WithHost`]). Parameters can be in host memory too, between their uses:
+//! [`offload_parameters()`]. `docs/zero.md` has the cases of other backends and of several ranks
+//! ([`Memory::Host`]).
 
 mod backend;
 mod config;
@@ -179,7 +192,8 @@ pub use strategy::{
 };
 pub use tensor_file::TensorFile;
 
-/// Types of modules and records, public because Burn's traits require it; programs need not name them.
+/// Types of modules and records, public because Burn's traits require it; programs need not name
+/// them.
 pub mod parts {
     pub use crate::offload::{EntryItem, StateItem};
     pub use crate::optimizer::{ParameterShard, ShardOptimizer};

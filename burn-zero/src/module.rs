@@ -16,12 +16,14 @@ use crate::parameters::in_place_of;
 /// New data for the tensor at a path, if any; the second argument reads the old data.
 pub(crate) type Replace<'a> = dyn FnMut(&str, &dyn Fn() -> TensorData) -> Option<TensorData> + 'a;
 
-/// The module with the data that `replace` returns for its tensors, as new leaves. `replace` is called in the module's
-/// order, for frozen tensors and buffers too, with the path and a function that reads the old data. `None` keeps a tensor.
+/// The module with the data that `replace` returns for its tensors, as new leaves. `replace` is
+/// called in the module's order, for frozen tensors and buffers too, with the path and a function
+/// that reads the old data. `None` keeps a tensor.
 ///
-/// A trained tensor that the module holds at several paths under one id is replaced once, by its first path, and is one leaf
-/// afterwards, even if it was several before: Burn's `fork` and `load_record` make one leaf per path, and `GradientsParams` keeps
-/// only the last leaf's gradient. Frozen tensors may share an id and differ, such as clones with older weights.
+/// A trained tensor that the module holds at several paths under one id is replaced once, by its
+/// first path, and is one leaf afterwards, even if it was several before: Burn's `fork` and
+/// `load_record` make one leaf per path, and `GradientsParams` keeps only the last leaf's gradient.
+/// Frozen tensors may share an id and differ, such as clones with older weights.
 pub(crate) fn replace_tensors<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     replace: &mut Replace<'_>,
@@ -44,7 +46,8 @@ pub(crate) fn replace_tensors<B: AutodiffBackend, M: AutodiffModule<B>>(
     })
 }
 
-/// A tensor of `data` that replaces `old`: on its device or in host memory, in its type, and trained if `old` is.
+/// A tensor of `data` that replaces `old`: on its device or in host memory, in its type, and
+/// trained if `old` is.
 fn replaced<B: Backend>(old: AnyTensor<B>, data: TensorData) -> AnyTensor<B> {
     fn made<B: Backend, K: BasicOps<B>>(old: K::Primitive, data: TensorData) -> K::Primitive {
         let old = Tensor::<B, 1, K>::from_primitive(old);
@@ -63,7 +66,8 @@ fn replaced<B: Backend>(old: AnyTensor<B>, data: TensorData) -> AnyTensor<B> {
     }
 }
 
-/// The paths of the matrices that Burn's stores write transposed, because of their save mapper: weights of layers with `LinearLayout::Col`.
+/// The paths of the matrices that Burn's stores write transposed, because of their save mapper:
+/// weights of layers with `LinearLayout::Col`.
 pub(crate) fn transposed_in_stores<B: Backend, M: Module<B>>(module: &M) -> Vec<String> {
     let mut visitor = TransposedInStores {
         path: Vec::new(),
@@ -85,7 +89,8 @@ impl<B: Backend> ModuleVisitor<B> for TransposedInStores {
         if D != 2 {
             return;
         }
-        // Of other sizes than the parameter, which would have to be gathered for it, and not square, so that its shape tells.
+        // Of other sizes than the parameter, which would have to be gathered for it, and not
+        // square, so that its shape tells.
         let (_, tensor, mapper) = param.clone().consume();
         let matrix = Tensor::<B, D>::zeros(Shape::new([2, 3]), &tensor.device());
         let path = self.path.join(".");

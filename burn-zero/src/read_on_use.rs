@@ -11,16 +11,19 @@ use crate::record::{Dtype, RecordError};
 use crate::tensor_file::{TensorFile, on_host};
 use burn_decorator::follow_path;
 
-/// The module with the tensors of a safetensors file, by their paths, as [`consolidate`](crate::consolidate) writes it. A parameter that
-/// is not initialised yet stays so: it is read when it is first used. So [`prepare`](crate::ZeroOptimizer::prepare) at stage 3 and
-/// [`offload_parameters`](crate::offload_parameters()) read one parameter at a time, and neither a rank nor a device has the whole model. Each rank
-/// calls it, and reads the file. Values get the types of the module's tensors: floats of any type, integers of any width. Load mappers are applied,
-/// as by Burn's stores: the weight of a layer with `LinearLayout::Col` is transposed.
+/// The module with the tensors of a safetensors file, by their paths, as
+/// [`consolidate`](crate::consolidate) writes it. A parameter that is not initialised yet stays so:
+/// it is read when it is first used. So [`prepare`](crate::ZeroOptimizer::prepare) at stage 3 and
+/// [`offload_parameters`](crate::offload_parameters()) read one parameter at a time, and neither a
+/// rank nor a device has the whole model. Each rank calls it, and reads the file. Values get the
+/// types of the module's tensors: floats of any type, integers of any width. Load mappers are
+/// applied, as by Burn's stores: the weight of a layer with `LinearLayout::Col` is transposed.
 ///
 /// # Errors
 ///
-/// [`RecordError::Io`], [`RecordError::Torn`] for a file of another format, [`RecordError::OtherModel`] unless file and module have the same
-/// tensors: floats, integers or booleans, in the same shapes.
+/// [`RecordError::Io`], [`RecordError::Torn`] for a file of another format,
+/// [`RecordError::OtherModel`] unless file and module have the same tensors: floats, integers or
+/// booleans, in the same shapes.
 ///
 /// # Panics
 ///
@@ -77,8 +80,9 @@ struct ReadOnUse {
 }
 
 impl ReadOnUse {
-    /// The parameter with the file's elements, which have this shape there and are of a type that `fits`. `load` applies the parameter's load
-    /// mapper, such as that of a layer with `LinearLayout::Col`, whose weight is transposed in files.
+    /// The parameter with the file's elements, which have this shape there and are of a type that
+    /// `fits`. `load` applies the parameter's load mapper, such as that of a layer with
+    /// `LinearLayout::Col`, whose weight is transposed in files.
     fn read<B: Backend, const D: usize, K: BasicOps<B> + 'static>(
         &mut self,
         param: Param<Tensor<B, D, K>>,
@@ -111,7 +115,8 @@ impl ReadOnUse {
             let read = Parameter::set_require_grad(read, is_trained);
             match is_trained {
                 true => read,
-                // If `initial` was computed from a leaf, so is the result, and `prepare` knows that it is trained.
+                // If `initial` was computed from a leaf, so is the result, and `prepare` knows that
+                // it is trained.
                 false => initial.slice_assign(read.dims().map(|size| 0..size), read),
             }
         })
@@ -124,7 +129,8 @@ macro_rules! read_kind {
             &mut self,
             param: Param<Tensor<B, D, $kind>>,
         ) -> Param<Tensor<B, D, $kind>> {
-            // The shape in files. That of a parameter which is not initialised is from before any mapper.
+            // The shape in files. That of a parameter which is not initialised is from before any
+            // mapper.
             let shape = match param.is_initialized() {
                 true => param.transform_for_save().shape(),
                 false => param.lazy_shape(),

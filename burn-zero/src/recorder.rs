@@ -1,6 +1,8 @@
-//! Whole trainings in sharded records: the model, the optimizer with all its layers, the scheduler and the small state.
+//! Whole trainings in sharded records: the model, the optimizer with all its layers, the scheduler
+//! and the small state.
 //!
-//! [`state`](crate::state) splits the record of the optimizer; the tensors of the model are handled here.
+//! [`state`](crate::state) splits the record of the optimizer; the tensors of the model are handled
+//! here.
 
 use core::iter;
 use std::collections::{HashMap, HashSet};
@@ -29,8 +31,8 @@ use crate::reduce::{GradientReducer, Layout};
 use crate::state::{self, Item, StateTensor, from_file, in_file, refuse, to_file};
 use burn_decorator::module::{AnyTensor, for_each_float, for_each_tensor};
 
-/// A training: a model, its optimizer with all layers around it, and its learning-rate scheduler (or a number, for a constant
-/// rate).
+/// A training: a model, its optimizer with all layers around it, and its learning-rate scheduler
+/// (or a number, for a constant rate).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Training<M, O, S> {
     /// The model.
@@ -53,8 +55,9 @@ impl<M, O, S> Training<M, O, S> {
     }
 }
 
-/// Saves and loads trainings whose optimizer contains a [`ZeroOptimizer`](crate::ZeroOptimizer). Made by
-/// [`ZeroOptimizer::recorder`](crate::ZeroOptimizer::recorder) before that optimizer moves into its layers.
+/// Saves and loads trainings whose optimizer contains a [`ZeroOptimizer`](crate::ZeroOptimizer).
+/// Made by [`ZeroOptimizer::recorder`](crate::ZeroOptimizer::recorder) before that optimizer moves
+/// into its layers.
 ///
 /// One record holds
 ///
@@ -65,11 +68,13 @@ impl<M, O, S> Training<M, O, S> {
 /// | step counts, loss scale, counters of all layers; the scheduler | the manifest | the same on all ranks |
 /// | step, and what the caller adds ([`TrainingState`](crate::record::TrainingState)) | the manifest | the caller, all ranks the same |
 ///
-/// so any number of ranks, at any stage, loads it bit for bit, and [`consolidate`](crate::consolidate) makes a file of it that
-/// plain Burn loads. The sums of an incomplete window of micro-batches are each rank's own, so a save within a window is refused: save after an
-/// update. No backend of Burn 0.21 exposes its generator's state: a loop that draws from the generator puts a seed into
-/// [`user`](crate::record::TrainingState::user), and seeds each rank's generator with that seed and the rank when it saves and after it has loaded.
-/// Ranks that draw [numbers of their own](crate::ZeroOptimizer::with_seed) all take the same seed.
+/// so any number of ranks, at any stage, loads it bit for bit, and
+/// [`consolidate`](crate::consolidate) makes a file of it that plain Burn loads. The sums of an
+/// incomplete window of micro-batches are each rank's own, so a save within a window is refused:
+/// save after an update. No backend of Burn 0.21 exposes its generator's state: a loop that draws
+/// from the generator puts a seed into [`user`](crate::record::TrainingState::user), and seeds each
+/// rank's generator with that seed and the rank when it saves and after it has loaded. Ranks that
+/// draw [numbers of their own](crate::ZeroOptimizer::with_seed) all take the same seed.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -108,7 +113,8 @@ impl<M, O, S> Training<M, O, S> {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Follows PyTorch's `torch.distributed.checkpoint` with FSDP's sharded state dicts, and DeepSpeed's universal checkpoints.
+/// Follows PyTorch's `torch.distributed.checkpoint` with FSDP's sharded state dicts, and
+/// DeepSpeed's universal checkpoints.
 #[derive(Clone, Debug)]
 pub struct Recorder {
     /// Weak, so that a recorder does not keep the group of a dropped optimizer alive.
@@ -143,21 +149,27 @@ impl Recorder {
         Ok(found.ok_or_else(|| refuse("the ZeroOptimizer of this recorder was dropped"))?)
     }
 
-    /// Saves a training as one record in `dir`, as [`save_sharded`] does. Collective: all ranks call it, between two steps.
+    /// Saves a training as one record in `dir`, as [`save_sharded`] does. Collective: all ranks
+    /// call it, between two steps.
     ///
-    /// `state` has the number of updates, which names the record, and if wanted state of the caller. The rest is filled in. To find out which
-    /// matrices Burn's stores transpose, their save mappers are called with one of two rows and three columns.
+    /// `state` has the number of updates, which names the record, and if wanted state of the
+    /// caller. The rest is filled in. To find out which matrices Burn's stores transpose, their
+    /// save mappers are called with one of two rows and three columns.
     ///
-    /// Costs one write of this rank's shard of model and optimizer, and host memory for twice its shard of the optimizer's state at the peak,
-    /// once while it is written; the model is read from the device tensor by tensor, at stage 3 of several ranks from this rank's shards.
-    /// Running statistics, such as BatchNorm's, become those of rank 0 on all ranks ([`share_statistics`](crate::ZeroOptimizer::share_statistics)).
+    /// Costs one write of this rank's shard of model and optimizer, and host memory for twice its
+    /// shard of the optimizer's state at the peak, once while it is written; the model is read from
+    /// the device tensor by tensor, at stage 3 of several ranks from this rank's shards. Running
+    /// statistics, such as BatchNorm's, become those of rank 0 on all ranks
+    /// ([`share_statistics`](crate::ZeroOptimizer::share_statistics)).
     ///
     /// # Errors
     ///
-    /// On all ranks if on one: [`RecordError::State`] if a layer keeps state that cannot be split, such as an incomplete window, or with
+    /// On all ranks if on one: [`RecordError::State`] if a layer keeps state that cannot be split,
+    /// such as an incomplete window, or with
     /// [`ZeroOptimizerError::OtherModel`](crate::ZeroOptimizerError::OtherModel), or with
-    /// [`ZeroOptimizerError::StateDtype`](crate::ZeroOptimizerError::StateDtype) for state of parameters that are not of the device's default
-    /// float type; [`RecordError::Scheduler`] if the scheduler's state has a number that is not finite; [`RecordError::RanksDiffer`] if ranks
+    /// [`ZeroOptimizerError::StateDtype`](crate::ZeroOptimizerError::StateDtype) for state of
+    /// parameters that are not of the device's default float type; [`RecordError::Scheduler`] if
+    /// the scheduler's state has a number that is not finite; [`RecordError::RanksDiffer`] if ranks
     /// are not at the same step; those of [`save_sharded`].
     pub fn save<B, M, O, S>(
         &self,
@@ -211,14 +223,16 @@ impl Recorder {
             let own = shards.as_deref().map(|shards| {
                 own_shards::<B, M>(Some(shards), layout, &parameters, training.model)
             });
-            // Only now: a rank that has no state of the parameter goes on, and `own_shards` may be a collective.
+            // Only now: a rank that has no state of the parameter goes on, and `own_shards` may be
+            // a collective.
             checked?;
             for it in model_tensors::<B, M>(training.model, &parameters, &frozen)? {
                 let whole = TensorSlice::whole(it.spec.clone()).range;
                 let ranges = match (it.parameter, &it.frozen) {
                     (Some(parameter), _) if !whole.is_empty() => layout.shard(parameter).to_vec(),
                     (None, Some(parts)) if !whole.is_empty() => vec![parts.range()],
-                    // Other frozen tensors and buffers are the same on all ranks, so rank 0 saves them.
+                    // Other frozen tensors and buffers are the same on all ranks, so rank 0 saves
+                    // them.
                     _ if layout.rank() == 0 => iter::once(whole).collect(),
                     _ => Vec::new(),
                 };
@@ -250,24 +264,29 @@ impl Recorder {
             Ok::<_, RecordError>((state, entries))
         };
         let (state, entries) = end(group, "split a training", split())?;
-        // The record has rank 0's statistics: a training that continues must have the same as one that resumes.
+        // The record has rank 0's statistics: a training that continues must have the same as one
+        // that resumes.
         Statistics::of::<B, M>(training.model).share::<B, M>(training.model, group)?;
         save_sharded(dir, group, entries, state, keep)
     }
 
-    /// Loads the last record in `dir`, or that of `step`, into a training constructed like the saved one: bit for bit what was
-    /// saved, at any number of ranks and any stage. Collective; the optimizer must be
-    /// [prepared](crate::ZeroOptimizer::prepare). Returns the training and the saved state, or the unchanged training and `None` if
-    /// there is no record and `step` is `None`.
+    /// Loads the last record in `dir`, or that of `step`, into a training constructed like the
+    /// saved one: bit for bit what was saved, at any number of ranks and any stage. Collective; the
+    /// optimizer must be [prepared](crate::ZeroOptimizer::prepare). Returns the training and the
+    /// saved state, or the unchanged training and `None` if there is no record and `step` is
+    /// `None`.
     ///
-    /// Costs a read of the whole model and of this rank's shard of the optimizer's state on every rank, and host memory
-    /// for the model and twice the shard; at stage 3 of several ranks, of this rank's shard of the parameters instead of the model.
+    /// Costs a read of the whole model and of this rank's shard of the optimizer's state on every
+    /// rank, and host memory for the model and twice the shard; at stage 3 of several ranks, of
+    /// this rank's shard of the parameters instead of the model.
     ///
     /// # Errors
     ///
-    /// On all ranks if on one: [`RecordError::OtherModel`] for a record of another model, [`RecordError::State`] for one of another
-    /// optimizer, or with [`ZeroOptimizerError::StateDtype`](crate::ZeroOptimizerError::StateDtype), [`RecordError::Scheduler`] for one of
-    /// another scheduler; those of [`load_sharded`](crate::load_sharded). A record that exists and cannot be read is an error.
+    /// On all ranks if on one: [`RecordError::OtherModel`] for a record of another model,
+    /// [`RecordError::State`] for one of another optimizer, or with
+    /// [`ZeroOptimizerError::StateDtype`](crate::ZeroOptimizerError::StateDtype),
+    /// [`RecordError::Scheduler`] for one of another scheduler; those of
+    /// [`load_sharded`](crate::load_sharded). A record that exists and cannot be read is an error.
     #[allow(
         clippy::type_complexity,
         reason = "the training that came, and what was found"
@@ -313,7 +332,8 @@ impl Recorder {
             let loaded_dtype = state::loaded_dtype::<B::InnerBackend>(&device);
             let mut specs = layout.parameters().iter();
             if specs.any(|parameter| parameter.dtype != DType::F32 || loaded_dtype != DType::F32) {
-                // Checks what was loaded, because the record may be of an optimizer that keeps other state.
+                // Checks what was loaded, because the record may be of an optimizer that keeps
+                // other state.
                 let record = training.optimizer.to_record();
                 let (_, tensors) = state::split::<B, _>(record, layout, &ids)?;
                 state::check_types(&tensors, layout, loaded_dtype)?;

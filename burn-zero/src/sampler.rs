@@ -4,9 +4,11 @@ use serde::{Deserialize, Serialize};
 
 /// Which items each rank trains on in an epoch: PyTorch's `DistributedSampler`.
 ///
-/// An epoch is one order of all items, a function of the seed and of the epoch's number, the same at any number of ranks. Rank `r` of `n` takes
-/// the items at `r`, `r + n`, `r + 2 n` and so on. So `n` ranks with batches of `b` items train in each step on the batch of `n b` items that
-/// one rank would, and a training that is resumed continues the order, at the same or at another number of ranks.
+/// An epoch is one order of all items, a function of the seed and of the epoch's number, the same
+/// at any number of ranks. Rank `r` of `n` takes the items at `r`, `r + n`, `r + 2 n` and so on. So
+/// `n` ranks with batches of `b` items train in each step on the batch of `n b` items that one rank
+/// would, and a training that is resumed continues the order, at the same or at another number of
+/// ranks.
 ///
 /// All ranks get equally many items: see [`Tail`].
 ///
@@ -37,12 +39,12 @@ enum Order {
 /// What happens to the last items of an epoch if their number does not divide by that of the ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Tail {
-    /// The first items of the epoch's order are taken again, fewer than there are ranks, so that every item is trained on (PyTorch's
-    /// `drop_last=False`).
+    /// The first items of the epoch's order are taken again, fewer than there are ranks, so that
+    /// every item is trained on (PyTorch's `drop_last=False`).
     #[default]
     Repeat,
-    /// The last items of the epoch's order, fewer than there are ranks, are left out. Others are in the next epoch (PyTorch's
-    /// `drop_last=True`).
+    /// The last items of the epoch's order, fewer than there are ranks, are left out. Others are in
+    /// the next epoch (PyTorch's `drop_last=True`).
     Drop,
 }
 
@@ -115,7 +117,8 @@ impl Order {
     }
 }
 
-/// The `index`-th output of SplitMix64 (Steele, Lea and Flood 2014) from this seed, without those before it.
+/// The `index`-th output of SplitMix64 (Steele, Lea and Flood 2014) from this seed, without those
+/// before it.
 fn split_mix(seed: u64, index: u64) -> u64 {
     let z = seed.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -150,7 +153,8 @@ mod tests {
                 let each: Vec<_> = (0..ranks).map(|rank| sampler.items(items, of(rank, ranks))).collect();
                 let length = sampler.items_of_rank(items, ranks);
                 prop_assert!(each.iter().all(|own| own.len() == length));
-                // What is trained on in all: the order of one rank, with its beginning again, or without its end.
+                // What is trained on in all: the order of one rank, with its beginning again, or
+                // without its end.
                 let total = length * ranks;
                 prop_assert!(total.abs_diff(items) < ranks);
                 let trained: Vec<_> = one.iter().cycle().take(total).copied().collect();
@@ -172,7 +176,8 @@ mod tests {
         assert_eq!(order(3, 2), order(3, 2));
         let others = [order(3, 1), order(3, 3), order(2, 2), (0..100).collect()];
         assert!(others.iter().all(|other| *other != order(3, 2)));
-        // Of this version and every later one: a resumed training reads the data that it has not read yet.
+        // Of this version and every later one: a resumed training reads the data that it has not
+        // read yet.
         assert_eq!(Order::Shuffled { seed: 0 }.of_epoch(8, 1), FIRST_OF_SEED_0);
         assert_eq!(Order::AsTheyAre.of_epoch(3, 7), [0, 1, 2]);
     }

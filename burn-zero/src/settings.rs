@@ -11,32 +11,40 @@ use crate::shard::Partition;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ZeroSettings {
-    /// What is sharded. Default [`Stage::OptimizerState`]; that of a [`ZeroConfig`](crate::ZeroConfig) is DeepSpeed's stage 0.
+    /// What is sharded. Default [`Stage::OptimizerState`]; that of a
+    /// [`ZeroConfig`](crate::ZeroConfig) is DeepSpeed's stage 0.
     pub stage: Stage,
-    /// How elements are assigned to ranks. Default [`Partition::Flat`], for optimizers that update each element by
-    /// itself, such as SGD with momentum, Adam, AdamW, RMSprop and Adagrad. [`Partition::Whole`] is for those that need a
-    /// parameter's shape or norm, such as Muon, LARS and LAMB, or gradients clipped tensor by tensor: with `Flat` they would update
-    /// each rank's shard as if it were the parameter. [`prepare`](crate::ZeroOptimizer::prepare) detects that by trial steps.
+    /// How elements are assigned to ranks. Default [`Partition::Flat`], for optimizers that update
+    /// each element by itself, such as SGD with momentum, Adam, AdamW, RMSprop and Adagrad.
+    /// [`Partition::Whole`] is for those that need a parameter's shape or norm, such as Muon, LARS
+    /// and LAMB, or gradients clipped tensor by tensor: with `Flat` they would update each rank's
+    /// shard as if it were the parameter. [`prepare`](crate::ZeroOptimizer::prepare) detects that
+    /// by trial steps.
     pub partition: Partition,
-    /// Elements that are reduced or gathered at once, at most (DeepSpeed's `reduce_bucket_size`). Default 8,388,608. Smaller
-    /// buckets overlap more of the communication with backward and hold less memory: at most the gradients of three buckets and one
-    /// buffer exist at once. The gradient of a parameter larger than a bucket is held whole.
+    /// Elements that are reduced or gathered at once, at most (DeepSpeed's `reduce_bucket_size`).
+    /// Default 8,388,608. Smaller buckets overlap more of the communication with backward and hold
+    /// less memory: at most the gradients of three buckets and one buffer exist at once. The
+    /// gradient of a parameter larger than a bucket is held whole.
     pub bucket_elements: usize,
-    /// Type in which gradients are sent; they are added in f32 and rounded once. Default f32; bf16 and f16 halve the bytes.
-    /// Under a loss scaler stage 2 sends scaled gradients, stages 0 and 1 unscaled ones, whose values below 3e-8 are lost in f16:
-    /// prefer bf16 there.
-    /// Updated parameters are sent in their own type.
+    /// Type in which gradients are sent; they are added in f32 and rounded once. Default f32; bf16
+    /// and f16 halve the bytes. Under a loss scaler stage 2 sends scaled gradients, stages 0 and 1
+    /// unscaled ones, whose values below 3e-8 are lost in f16: prefer bf16 there. Updated
+    /// parameters are sent in their own type.
     pub communication_dtype: BufferDtype,
-    /// How the ranks' gradients are reduced. Default [`ReduceOp::Mean`], which is the gradient of the mean loss over all ranks'
-    /// data if every rank has as many items as the others. Otherwise accumulate with burn-accum's `Normalization::Tokens` and
-    /// [`items_of_all_ranks`](crate::ZeroOptimizer::items_of_all_ranks); or divide each rank's *summed* loss by the number of
-    /// items of all ranks ([`ProcessGroup::agree_sum`](crate::ProcessGroup::agree_sum)), and use [`ReduceOp::Sum`].
+    /// How the ranks' gradients are reduced. Default [`ReduceOp::Mean`], which is the gradient of
+    /// the mean loss over all ranks' data if every rank has as many items as the others. Otherwise
+    /// accumulate with burn-accum's `Normalization::Tokens` and
+    /// [`items_of_all_ranks`](crate::ZeroOptimizer::items_of_all_ranks); or divide each rank's *summed*
+    /// loss by the number of items of all ranks
+    /// ([`ProcessGroup::agree_sum`](crate::ProcessGroup::agree_sum)), and use [`ReduceOp::Sum`].
     pub reduction: ReduceOp,
     /// Where gradients are between backward and the step. Default [`Memory::Device`].
     pub gradients: Memory,
-    /// Where parameters are while no operation uses them (DeepSpeed's `offload_param`). Default [`Memory::Device`]. With [`Memory::Host`]
-    /// [`prepare`](crate::ZeroOptimizer::prepare) puts them in host memory, as [`offload_parameters`](crate::offload_parameters()) does, and each step leaves
-    /// them there: the backend must have a [`Remat`](burn_checkpoint::Remat) in it. The device holds all of them at the end of a step whose optimizer is on the device:
+    /// Where parameters are while no operation uses them (DeepSpeed's `offload_param`). Default
+    /// [`Memory::Device`]. With [`Memory::Host`] [`prepare`](crate::ZeroOptimizer::prepare) puts
+    /// them in host memory, as [`offload_parameters`](crate::offload_parameters()) does, and each
+    /// step leaves them there: the backend must have a [`Remat`](burn_checkpoint::Remat) in it. The
+    /// device holds all of them at the end of a step whose optimizer is on the device:
     /// [`OffloadedAdamW`](crate::OffloadedAdamW) updates one at a time.
     pub parameters: Memory,
 }
@@ -49,10 +57,10 @@ pub enum Memory {
     #[default]
     Device,
     /// In host memory, for an optimizer that is there ([`OffloadedAdamW`](crate::OffloadedAdamW)).
-    /// Gradients leave the device during backward, in every stage and with one rank too, so that the device holds about a
-    /// bucket of them; reduced gradients stay in host memory. Layers between backward and the
-    /// optimizer (loss scalers, accumulation, clipping) compute on the host: see [`WithHost`](crate::WithHost). The backend
-    /// must be `Sharded<Autodiff<..>>`.
+    /// Gradients leave the device during backward, in every stage and with one rank too, so that
+    /// the device holds about a bucket of them; reduced gradients stay in host memory. Layers
+    /// between backward and the optimizer (loss scalers, accumulation, clipping) compute on the
+    /// host: see [`WithHost`](crate::WithHost). The backend must be `Sharded<Autodiff<..>>`.
     Host,
 }
 
@@ -96,10 +104,12 @@ pub enum Stage {
     OptimizerState,
     /// 2: optimizer state and gradients.
     Gradients,
-    /// 3: parameters too. Each rank holds its shard of them in host memory; a unit, which is a repeated block such as `blocks.0` or all parameters
-    /// outside of blocks, is gathered when an operation uses one of its parameters, in forward and in backward, and the device holds a parameter only
-    /// while it is used. The backend must be `Sharded<Autodiff<Remat<..>>>`. All ranks use and read parameters (`val()`, `valid()`, records) in
-    /// the same order: each gather is a collective, and another order is an error. With one rank all parameters are where
+    /// 3: parameters too. Each rank holds its shard of them in host memory; a unit, which is a
+    /// repeated block such as `blocks.0` or all parameters outside of blocks, is gathered when an
+    /// operation uses one of its parameters, in forward and in backward, and the device holds a
+    /// parameter only while it is used. The backend must be `Sharded<Autodiff<Remat<..>>>`. All
+    /// ranks use and read parameters (`val()`, `valid()`, records) in the same order: each gather
+    /// is a collective, and another order is an error. With one rank all parameters are where
     /// [`ZeroSettings::parameters`] puts them.
     Parameters,
 }

@@ -1,8 +1,10 @@
-//! The state of any of Burn's optimizers by names: a record is split into named tensors and a JSON tree, and joined again.
+//! The state of any of Burn's optimizers by names: a record is split into named tensors and a JSON
+//! tree, and joined again.
 //!
-//! Burn serializes an optimizer's record as a tree of maps whose keys are the ids of parameters, which differ between
-//! processes. [`split`] replaces ids by paths and extracts the tensors, each with the ranges of its parameter that this rank
-//! has; [`join`] is the inverse, for any layout. A tensor that belongs to no shard is refused. The rest of the tree is JSON:
+//! Burn serializes an optimizer's record as a tree of maps whose keys are the ids of parameters,
+//! which differ between processes. [`split`] replaces ids by paths and extracts the tensors, each
+//! with the ranges of its parameter that this rank has; [`join`] is the inverse, for any layout. A
+//! tensor that belongs to no shard is refused. The rest of the tree is JSON:
 //!
 //! | in the JSON tree | stands for |
 //! |---|---|
@@ -32,7 +34,8 @@ pub(crate) type Item<R, B> = <R as Record<B>>::Item<FullPrecisionSettings>;
 const PARAMETER: &str = "$parameter ";
 const TENSOR: &str = "$tensor";
 
-/// The ids in a record, with the positions of their parameters; `None` for a parameter that is not trained, whose state is left out.
+/// The ids in a record, with the positions of their parameters; `None` for a parameter that is not
+/// trained, whose state is left out.
 pub(crate) type StateIds = HashMap<String, Option<usize>>;
 
 /// The ids of parameters, which are given in their order.
@@ -59,8 +62,9 @@ pub(crate) struct StateTensor {
 /// Tensors, each with the concatenated elements of its ranges.
 pub(crate) type Tensors = Vec<(StateTensor, Vec<u8>)>;
 
-/// A record without its tensors, and the tensors with the elements that this rank saves. Costs two copies of the tensors in host memory
-/// at its peak: the serialized record and the tree that is made of it. One of them is returned.
+/// A record without its tensors, and the tensors with the elements that this rank saves. Costs two
+/// copies of the tensors in host memory at its peak: the serialized record and the tree that is
+/// made of it. One of them is returned.
 ///
 /// # Errors
 ///
@@ -110,8 +114,9 @@ pub(crate) fn split<B: Backend, R: Record<B>>(
     Ok((serde_json::to_value(tree).map_err(refuse)?, tensors))
 }
 
-/// A record from its tree and its tensors: `load` returns the elements that the layout holds, and is called in the
-/// order of the tree. State whose tensor `load` does not return is left out. See [`to_record`].
+/// A record from its tree and its tensors: `load` returns the elements that the layout holds, and
+/// is called in the order of the tree. State whose tensor `load` does not return is left out. See
+/// [`to_record`].
 ///
 /// # Errors
 ///
@@ -127,7 +132,8 @@ pub(crate) fn join<E: From<ZeroOptimizerError>>(
     let ids: HashMap<_, _> = ids.iter().map(|(id, index)| (index.as_ref(), id)).collect();
     let rename = |key: &str, of: Option<usize>| {
         let Some(path) = key.strip_prefix(PARAMETER) else {
-            // Burn's records name the number of dimensions of a parameter's state, such as `Rank2`: here the shard's.
+            // Burn's records name the number of dimensions of a parameter's state, such as `Rank2`:
+            // here the shard's.
             let is_rank = key
                 .strip_prefix("Rank")
                 .is_some_and(|rank| rank.parse::<usize>().is_ok());
@@ -172,8 +178,8 @@ pub(crate) fn join<E: From<ZeroOptimizerError>>(
     Ok(found.unwrap_or(Value::Null))
 }
 
-/// The record of a tree that [`join`] has made. Costs a copy of the tensors in host memory. A tree that is not borrowed is freed before the
-/// record is made.
+/// The record of a tree that [`join`] has made. Costs a copy of the tensors in host memory. A tree
+/// that is not borrowed is freed before the record is made.
 ///
 /// # Errors
 ///
@@ -193,8 +199,9 @@ pub(crate) fn loaded_dtype<B: Backend>(device: &B::Device) -> DType {
     Tensor::<B, 1>::from_data(element, device).dtype()
 }
 
-/// Checks that state which was split comes back in its type, where a record's tensors are loaded as `loaded`. State is taken to be of the type
-/// of its parameter, unless it has a master: that of [`OffloadedAdamW`](crate::OffloadedAdamW) is f32, and its record keeps it on the host.
+/// Checks that state which was split comes back in its type, where a record's tensors are loaded as
+/// `loaded`. State is taken to be of the type of its parameter, unless it has a master: that of
+/// [`OffloadedAdamW`](crate::OffloadedAdamW) is f32, and its record keeps it on the host.
 ///
 /// # Errors
 ///
@@ -230,8 +237,8 @@ pub(crate) fn check_types(
 /// The entries of a map in a tree.
 type Fields = Vec<(Value, Value)>;
 
-/// Walks a tree with two functions: `rename` gets every key of a map, `replace` every tensor. A key or a tensor for which they return `None`
-/// is left out, with all state of its parameter.
+/// Walks a tree with two functions: `rename` gets every key of a map, `replace` every tensor. A key
+/// or a tensor for which they return `None` is left out, with all state of its parameter.
 struct Walk<K, T> {
     rename: K,
     replace: T,

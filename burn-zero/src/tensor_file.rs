@@ -39,7 +39,8 @@ impl TensorFile {
     ///
     /// # Errors
     ///
-    /// [`RecordError::Io`], [`RecordError::Torn`] for a file of another format, or of another length than its header tells.
+    /// [`RecordError::Io`], [`RecordError::Torn`] for a file of another format, or of another
+    /// length than its header tells.
     pub fn open(path: &Path) -> Result<Self, RecordError> {
         let torn = |reason| RecordError::Torn {
             path: path.to_owned(),
@@ -51,7 +52,8 @@ impl TensorFile {
             let (mut length, mut header) = ([0; 8], Vec::new());
             file.read_exact(&mut length)?;
             let length = u64::from_le_bytes(length);
-            // Another number is no length: the file is of another format, and the header stays empty.
+            // Another number is no length: the file is of another format, and the header stays
+            // empty.
             if length <= all.saturating_sub(8) {
                 file.take(length).read_to_end(&mut header)?;
             }
@@ -101,7 +103,8 @@ impl TensorFile {
     ///
     /// # Errors
     ///
-    /// [`RecordError::Io`]; [`RecordError::OtherModel`] if there is no tensor of this name, or it has a type that no parameter has.
+    /// [`RecordError::Io`]; [`RecordError::OtherModel`] if there is no tensor of this name, or it
+    /// has a type that no parameter has.
     pub fn read(&self, name: &str) -> Result<TensorData, RecordError> {
         let refused = |reason: &str| RecordError::OtherModel {
             path: self.path.clone(),

@@ -43,8 +43,8 @@ fn expected(stage: Stage) -> Estimate {
     estimate(&model, &config(stage), RANKS)
 }
 
-/// How far the heap of all ranks grows above what it is before the second backward pass, where the layers are declared in the
-/// order in which `declared` has their places in the forward pass.
+/// How far the heap of all ranks grows above what it is before the second backward pass, where the
+/// layers are declared in the order in which `declared` has their places in the forward pass.
 fn growth_bytes(stage: Stage, scaler: impl Fn() -> GradScaler + Sync, declared: &[usize]) -> usize {
     let grown = ThreadGroup::spawn(RANKS, GroupOptions::default(), |group| {
         let group: Arc<dyn ProcessGroup> = Arc::new(group);
@@ -91,7 +91,8 @@ fn growth_bytes(stage: Stage, scaler: impl Fn() -> GradScaler + Sync, declared: 
 #[test]
 fn the_peak_of_stage_two_is_the_shards_and_three_buckets() {
     let whole = RANKS * LAYERS * LAYER_ELEMENTS * FLOAT_BYTES;
-    // Of each rank: its shard, the gradients of three buckets and the buffer of one, and what that becomes on this rank.
+    // Of each rank: its shard, the gradients of three buckets and the buffer of one, and what that
+    // becomes on this rank.
     let Estimate {
         gradient_bytes,
         underway_bytes,
@@ -108,7 +109,8 @@ fn the_peak_of_stage_two_is_the_shards_and_three_buckets() {
     // A step that is undone would make leaves whose gradients stay whole.
     let deferred = || GradScaler::default().with_detection(Detection::Deferred);
     let scaled = growth_bytes(Stage::Gradients, deferred, &in_use);
-    // As Burn's text examples do, in which the first layers are declared last; from the last to the first; in no order.
+    // As Burn's text examples do, in which the first layers are declared last; from the last to the
+    // first; in no order.
     let mut embeddings_last = in_use.clone();
     embeddings_last.rotate_left(LAYERS / 4);
     let mut reversed = in_use.clone();

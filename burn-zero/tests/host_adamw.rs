@@ -1,5 +1,5 @@
-//! The laws of the host optimizer: PyTorch's numbers, and the same bits whatever the threads, the ranges and the
-//! dtypes.
+//! The laws of the host optimizer: PyTorch's numbers, and the same bits whatever the threads, the
+//! ranges and the dtypes.
 
 mod golden;
 

@@ -1,4 +1,5 @@
-//! Gradients of an optimizer on the host leave the device while backward goes on: in its own process, as it counts bytes.
+//! Gradients of an optimizer on the host leave the device while backward goes on: in its own
+//! process, as it counts bytes.
 
 #[path = "support/layers.rs"]
 mod layers;
@@ -131,7 +132,8 @@ fn gradients_arrive_while_backward_computes() {
     assert_eq!(weights(&before), weights(&after));
 }
 
-/// Stages 0 and 1 reduce gradients at the step: backward reads nothing from the device and calls no other rank.
+/// Stages 0 and 1 reduce gradients at the step: backward reads nothing from the device and calls no
+/// other rank.
 #[test]
 fn backward_waits_for_nothing_where_gradients_are_reduced_at_the_step() {
     let _turn = turn();
@@ -320,7 +322,8 @@ fn reduced_pieces_stay_on_the_host() {
                 Stage::DataParallel => ranks * MODEL_BYTES,
                 _ => MODEL_BYTES,
             };
-            // Neither up to the device nor down again to the update. On the device sums told what is finite.
+            // Neither up to the device nor down again to the update. On the device sums told what
+            // is finite.
             let (down, up) = (before.0 - after.0, before.1 - after.1);
             assert!((held..=held + ranks * LAYERS * 4).contains(&down), "{down}");
             assert_eq!(up, held, "{ranks} ranks, {stage}");

@@ -1,7 +1,9 @@
-//! Training a model whose Adam state does not fit the device, counted by the allocator: alone in its process.
+//! Training a model whose Adam state does not fit the device, counted by the allocator: alone in
+//! its process.
 //!
-//! The device is the heap: Flex's tensors are there. The host is what lies outside of it: state of the host optimizer is in
-//! mappings of its own. Buffers of transfers are of the host too but are counted as if they were the device's.
+//! The device is the heap: Flex's tensors are there. The host is what lies outside of it: state of
+//! the host optimizer is in mappings of its own. Buffers of transfers are of the host too but are
+//! counted as if they were the device's.
 
 #[path = "support/layers.rs"]
 mod layers;
@@ -74,7 +76,8 @@ fn a_model_whose_state_does_not_fit_is_trained_from_the_host() {
     assert!(most < 4e-6, "{most}");
 }
 
-/// What Burn's Learner does with the record of an optimizer: it loads it into a clone, and ranks and strategies clone what it has.
+/// What Burn's Learner does with the record of an optimizer: it loads it into a clone, and ranks
+/// and strategies clone what it has.
 #[test]
 fn resuming_holds_the_saved_state_once() {
     let _turn = turn();

@@ -1,4 +1,5 @@
-//! A model whose parameters do not fit the device trains from host memory: in its own process, as it counts bytes.
+//! A model whose parameters do not fit the device trains from host memory: in its own process, as
+//! it counts bytes.
 
 #[path = "support/layers.rs"]
 mod layers;
@@ -32,7 +33,8 @@ const WIDTH: usize = 64;
 const LAYER_BYTES: usize = WIDTH * WIDTH * 4;
 const PARAMETER_BYTES: usize = LAYERS * LAYER_BYTES;
 const ROWS: usize = 2;
-/// What autodiff saves of a layer, a matrix product and its tanh, and as much again that operations compute with.
+/// What autodiff saves of a layer, a matrix product and its tanh, and as much again that operations
+/// compute with.
 const ACTIVATION_BYTES: usize = 4 * LAYERS * ROWS * WIDTH * 4;
 /// Of the device: parameters of two layers and gradients of four, of which three leave.
 const LIMIT_BYTES: usize = 6 * LAYER_BYTES + ACTIVATION_BYTES;

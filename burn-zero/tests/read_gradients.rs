@@ -60,7 +60,8 @@ fn gradients<B: AutodiffBackend>(model: &Linear<B>, rank: usize) -> GradientsPar
     GradientsParams::from_grads(model.forward(x).square().mean().backward(), model)
 }
 
-/// Layers around and inside of the optimizer, Burn's accumulation, and the norm over all ranks: all of it belongs to an update.
+/// Layers around and inside of the optimizer, Burn's accumulation, and the norm over all ranks: all
+/// of it belongs to an update.
 fn update_as_intended<B: AutodiffBackend>(group: ThreadGroup, settings: ZeroSettings) {
     let rank = group.rank();
     let adamw = AdamWConfig::new().init::<B, ParameterShards<B>>();

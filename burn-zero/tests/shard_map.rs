@@ -53,7 +53,8 @@ fn partitions() -> impl Strategy<Value = Partition> {
     prop::sample::select(vec![Partition::Flat, Partition::Whole])
 }
 
-/// Shapes with empty parameters, few and many; world sizes above the number of elements; tiny and huge buckets.
+/// Shapes with empty parameters, few and many; world sizes above the number of elements; tiny and
+/// huge buckets.
 fn sizes() -> impl Strategy<Value = Vec<usize>> {
     prop::collection::vec(prop_oneof![Just(0_usize), 1..4_usize, 0..60_usize], 0..12)
 }
@@ -177,7 +178,8 @@ proptest! {
         prop_assert_eq!(released, (0..plan.buckets().len()).collect::<Vec<_>>());
     }
 
-    /// Gradients that come in the order of the plan wait in one bucket at most, whatever the order of declaration.
+    /// Gradients that come in the order of the plan wait in one bucket at most, whatever the order
+    /// of declaration.
     #[test]
     fn gradients_in_the_order_of_the_plan_fill_one_bucket_at_a_time(
         partition in partitions(), sizes in sizes(), bucket in 2..50_usize, seed in any::<u64>(),

@@ -1,5 +1,5 @@
-//! Stage 3 over ranks: the bits of stage 2, each parameter gathered where it is used, and what ranks hold and send for it. In its own
-//! process, as it counts bytes.
+//! Stage 3 over ranks: the bits of stage 2, each parameter gathered where it is used, and what
+//! ranks hold and send for it. In its own process, as it counts bytes.
 
 #[path = "support/layers.rs"]
 mod layers;
@@ -48,7 +48,8 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Blocks between two layers of which the second has the first's weight; a block's bias is frozen, one is not used.
+/// Blocks between two layers of which the second has the first's weight; a block's bias is frozen,
+/// one is not used.
 #[derive(Module, Debug)]
 struct Net<B: Backend> {
     first: Linear<B>,
@@ -258,8 +259,8 @@ fn a_rank_sends_its_shard_in_forward_and_in_backward_and_holds_one_parameter() {
     }
 }
 
-/// A scope of one unit computes it again and then its gradients while it is gathered: what is sent is what `estimate` says. A scope of several
-/// units gathers them once more.
+/// A scope of one unit computes it again and then its gradients while it is gathered: what is sent
+/// is what `estimate` says. A scope of several units gathers them once more.
 #[test]
 fn scopes_of_one_unit_send_what_is_estimated() {
     let _turn = turn();
@@ -304,7 +305,8 @@ fn scopes_of_one_unit_send_what_is_estimated() {
     assert_eq!(said, 3 * model.elements / RANKS as u64);
     let units = LAYERS as u64;
     assert_eq!(gathers(1), [2 * units; 3]);
-    // Of two in a scope the first is computed again, makes room for the second, and is gathered for its gradients.
+    // Of two in a scope the first is computed again, makes room for the second, and is gathered for
+    // its gradients.
     let more = gathers(2);
     assert!(
         more.iter()
@@ -354,7 +356,8 @@ fn the_next_unit_is_gathered_while_one_computes_and_two_are_held() {
     for found in found.expect("ranks end") {
         for (step, held) in found.expect("ranks agree").into_iter().enumerate() {
             for (layer, (sent, bytes)) in held.into_iter().enumerate() {
-                // The first step records the order, and allocates what stays. The last layer's successor is the one before it, in backward.
+                // The first step records the order, and allocates what stays. The last layer's
+                // successor is the one before it, in backward.
                 let ahead = u64::from(step > 0);
                 assert_eq!(sent, (layer as u64 + 1 + ahead) * part, "step {step}");
                 let two = 2 * LAYER_BYTES..2 * LAYER_BYTES + LAYER_BYTES / 4;
@@ -369,7 +372,8 @@ fn units_are_those_of_a_function_of_the_path() {
     let _turn = turn();
     type Choose = fn(&str) -> String;
     const LAYERS: usize = 4;
-    // The weights after two steps, and the elements that the second gathered; `None` leaves the default.
+    // The weights after two steps, and the elements that the second gathered; `None` leaves the
+    // default.
     let train = |units: [Option<Choose>; 2]| {
         let found = ThreadGroup::spawn(2, Default::default(), |group| {
             let group = Arc::new(group);
@@ -523,7 +527,8 @@ fn a_panic_between_gathers_ends_all_ranks_and_leaves_nothing_behind() {
     let settings = ZeroSettings::stage(Stage::Parameters);
     let adam = || AdamWConfig::new().init();
     let expected = train(2, &settings, adam, false);
-    // The other rank gathers in its forward pass, or in its backward pass, under the lock of Burn's graph.
+    // The other rank gathers in its forward pass, or in its backward pass, under the lock of Burn's
+    // graph.
     for in_backward in [false, true] {
         let ended = ThreadGroup::spawn(2, Default::default(), |group| {
             let may_go_on = group.rank() == 0;
@@ -612,7 +617,8 @@ fn lazy<B: Backend>(count: usize, width: usize) -> Vec<Linear<B>> {
         .collect()
 }
 
-/// Prepares what `make` gives on four ranks, none of which ever has the whole model. Returns the parameters.
+/// Prepares what `make` gives on four ranks, none of which ever has the whole model. Returns the
+/// parameters.
 fn prepared_in_parts(make: impl Fn() -> Vec<Linear<B>> + Sync) -> Vec<u32> {
     const RANKS: usize = 4;
     let whole = LARGE * LARGE_WIDTH * LARGE_WIDTH * 4;
@@ -636,7 +642,8 @@ fn prepared_in_parts(make: impl Fn() -> Vec<Linear<B>> + Sync) -> Vec<u32> {
     let grown = prepared.iter().map(|(grown, _)| *grown).max();
     let grown = grown.expect("four ranks");
     println!("{grown} on {RANKS} ranks, of {whole} each");
-    // The parts of all ranks before and after they are cut into units, and a few copies of one parameter on each.
+    // The parts of all ranks before and after they are cut into units, and a few copies of one
+    // parameter on each.
     assert!(grown < 3 * whole, "{grown} of {whole}");
     prepared.swap_remove(0).1
 }
@@ -731,7 +738,8 @@ mod learner {
 fn nor_does_the_device_of_a_learner() {
     let _turn = turn();
     let layer = LARGE_WIDTH * LARGE_WIDTH * 4;
-    // Each rank at its worst moment: the unit that computes, the next one, a gradient and its bucket. Which ranks are there at once varies.
+    // Each rank at its worst moment: the unit that computes, the next one, a gradient and its
+    // bucket. Which ranks are there at once varies.
     for (ranks, most) in [(1, 5), (4, 4 * 4)] {
         let model = offload_parameters::<B, _>(lazy(LARGE, LARGE_WIDTH));
         let model = model.expect("a backend with `Remat`");
@@ -761,11 +769,13 @@ fn nor_does_a_process_that_runs_a_learner() {
     trained.expect("ranks agree");
     let grown = learner::PREPARED.load(Relaxed) - before;
     println!("{grown} on {RANKS} ranks before the first step, of {whole} each");
-    // The parts of all ranks three times: the Learner's model, which it keeps during a step, as it is prepared, and cut into units.
+    // The parts of all ranks three times: the Learner's model, which it keeps during a step, as it
+    // is prepared, and cut into units.
     assert!(grown < 4 * whole, "{grown} of {whole}");
 }
 
-/// ZeRO's formula (arXiv 1910.02054, section 3.1, with N_d ranks): 16 bytes of 1/N of the elements, and what is in use.
+/// ZeRO's formula (arXiv 1910.02054, section 3.1, with N_d ranks): 16 bytes of 1/N of the elements,
+/// and what is in use.
 #[test]
 fn a_rank_holds_its_share_two_units_and_the_gradients_of_one() {
     let _turn = turn();

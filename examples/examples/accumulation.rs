@@ -1,4 +1,5 @@
-//! Gradient accumulation: the optimizer goes into `MultiSteps`, and a batch that does not fit into memory is split into parts.
+//! Gradient accumulation: the optimizer goes into `MultiSteps`, and a batch that does not fit into
+//! memory is split into parts.
 //!
 //! `cargo run --release --example accumulation`
 
@@ -53,7 +54,8 @@ fn train(name: &str, rows: usize) -> Vec<f32> {
     let mut model = Model::new();
     let batch = Tensor::<B, 2>::random([BATCH, WIDTH], Distribution::Default, &device);
 
-    // Was: AdamWConfig::new().init(). The norm that is clipped is that of the whole batch's gradients.
+    // Was: AdamWConfig::new().init(). The norm that is clipped is that of the whole batch's
+    // gradients.
     let clip = ClipGlobalNorm::new(AdamWConfig::new().init(), 0.5).expect("a positive norm");
     let steps = AccumConfig::mean(BATCH / rows);
     let mut optimizer = MultiSteps::new(clip, steps).expect("one step or more");

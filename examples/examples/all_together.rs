@@ -1,4 +1,5 @@
-//! burn-amp, burn-accum, burn-checkpoint and burn-zero in one Learner: a classifier of digits that the program draws, in f32 and in bf16 with everything on.
+//! burn-amp, burn-accum, burn-checkpoint and burn-zero in one Learner: a classifier of digits that
+//! the program draws, in f32 and in bf16 with everything on.
 //!
 //! `cargo run --release --example all_together`
 
@@ -97,7 +98,8 @@ struct Digits<B: Backend> {
     targets: Tensor<B, 1, Int>,
 }
 
-/// Draws item `i`: the digit `i % 10` in seven segments, with random position, brightness and noise.
+/// Draws item `i`: the digit `i % 10` in seven segments, with random position, brightness and
+/// noise.
 struct Draw;
 
 /// Which of top, middle, bottom, left above, left below, right above, right below are lit.

@@ -1,4 +1,5 @@
-//! Mixed precision: the backend's alias gets `Autocast`; f16, whose gradients underflow, also a loss scaler around the optimizer.
+//! Mixed precision: the backend's alias gets `Autocast`; f16, whose gradients underflow, also a
+//! loss scaler around the optimizer.
 //!
 //! `cargo run --release --example amp`
 
@@ -17,7 +18,8 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
 
-/// On a GPU: `Autodiff<Cuda>`, and so on. Parameters, gradients and the optimizer's state are f32 in all three.
+/// On a GPU: `Autodiff<Cuda>`, and so on. Parameters, gradients and the optimizer's state are f32
+/// in all three.
 type Plain = Autodiff<Flex>;
 type Bf16 = Autocast<Autodiff<Flex>>;
 type Half = Autocast<Autodiff<Flex>, F16>;

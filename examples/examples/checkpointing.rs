@@ -1,4 +1,5 @@
-//! Activation checkpointing: the backend's alias gets `Remat`, and a block goes into `checkpoint(..)`, or nothing does and a byte budget decides.
+//! Activation checkpointing: the backend's alias gets `Remat`, and a block goes into
+//! `checkpoint(..)`, or nothing does and a byte budget decides.
 //!
 //! `cargo run --release --example checkpointing`
 
@@ -71,7 +72,8 @@ impl<B: Backend> Model<B> {
     }
 }
 
-/// Trains, and prints the most bytes that activations and gradients took in a step, and the milliseconds of a step.
+/// Trains, and prints the most bytes that activations and gradients took in a step, and the
+/// milliseconds of a step.
 fn train(name: &str, recompute: bool, budget: Option<MemoryBudget>) -> Vec<f32> {
     let _budget = budget.map(MemoryBudget::install); // in force until dropped
     let device = Default::default();

@@ -1,4 +1,5 @@
-//! AdamW with its state in host memory: the optimizer's line changes. 8 of 16 bytes of a parameter leave the device, 12 with `Sharded`.
+//! AdamW with its state in host memory: the optimizer's line changes. 8 of 16 bytes of a parameter
+//! leave the device, 12 with `Sharded`.
 //!
 //! `cargo run --release --example offload`
 
@@ -13,7 +14,8 @@ use burn::tensor::{Distribution, Tensor, backend::Backend};
 use burn_flex::Flex;
 use burn_zero::{HostAdamWConfig, OffloadConfig, ZeroError};
 
-/// On a GPU `Autodiff<Cuda>`. With `Sharded<Autodiff<Cuda>>` gradients leave the device during backward, too.
+/// On a GPU `Autodiff<Cuda>`. With `Sharded<Autodiff<Cuda>>` gradients leave the device during
+/// backward, too.
 type B = Autodiff<Flex>;
 
 const WIDTH: usize = 512;
@@ -41,7 +43,8 @@ impl Model<B> {
     }
 }
 
-/// Trains, and returns the losses, the fastest step of the optimizer in milliseconds, and the optimizer.
+/// Trains, and returns the losses, the fastest step of the optimizer in milliseconds, and the
+/// optimizer.
 fn train<O: Optimizer<Model<B>, B>>(mut optimizer: O) -> (Vec<f32>, f64, O) {
     let mut model = Model::new();
     let x = Tensor::random([64, WIDTH], Distribution::Default, &Default::default());

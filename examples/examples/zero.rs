@@ -1,6 +1,8 @@
-//! ZeRO with ranks that are threads: the backend's alias gets `Sharded`, and the optimizer goes into a `ZeroOptimizer`.
+//! ZeRO with ranks that are threads: the backend's alias gets `Sharded`, and the optimizer goes
+//! into a `ZeroOptimizer`.
 //!
-//! `cargo run --release --example zero`. Under `mpirun` a rank is a process: `MpiGroup::init()?` takes the place of `ThreadGroup`.
+//! `cargo run --release --example zero`. Under `mpirun` a rank is a process: `MpiGroup::init()?`
+//! takes the place of `ThreadGroup`.
 
 use std::sync::{Arc, Mutex};
 
@@ -67,7 +69,8 @@ fn train(
         .expect("a part for each rank");
     let x = Tensor::<B, 1>::from_floats(part, &device).reshape([rows, WIDTH]);
 
-    // Was: AdamWConfig::new().init(). Buckets are small here so that this small model has several: a program takes `ZeroSettings::stage(stage)`.
+    // Was: AdamWConfig::new().init(). Buckets are small here so that this small model has several:
+    // a program takes `ZeroSettings::stage(stage)`.
     let settings = ZeroSettings {
         bucket_elements: 1 << 14,
         ..ZeroSettings::stage(stage)

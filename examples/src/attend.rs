@@ -6,12 +6,13 @@ use burn::tensor::module::attention;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn_decorator::fused::differentiates_attention;
 
-/// `softmax(query keyᵗ / √features + mask) value`, the mask closing what lies after a query. Heads of queries may share a
-/// head of keys and values: `heads` is a multiple of `key heads`.
+/// `softmax(query keyᵗ / √features + mask) value`, the mask closing what lies after a query. Heads
+/// of queries may share a head of keys and values: `heads` is a multiple of `key heads`.
 ///
-/// Burn's `attention`, where it is one operation. Elsewhere its softmax supports fully masked rows and is differentiated
-/// through the row's maximum, which under autodiff costs more in every training step, and it takes no shared heads. Here no
-/// row is fully masked, because every token may read itself, and shared heads are repeated.
+/// Burn's `attention`, where it is one operation. Elsewhere its softmax supports fully masked rows
+/// and is differentiated through the row's maximum, which under autodiff costs more in every
+/// training step, and it takes no shared heads. Here no row is fully masked, because every token
+/// may read itself, and shared heads are repeated.
 ///
 /// # Shapes
 ///
@@ -31,7 +32,8 @@ pub fn attend<B: Backend>(
         };
         return attention(query, key, value, None, None, options);
     }
-    // The query is scaled before the product: it is smaller than the scores, and they stay within the range of f16.
+    // The query is scaled before the product: it is smaller than the scores, and they stay within
+    // the range of f16.
     let scaled = query / (features as f64).sqrt();
     let scores = scaled.matmul(repeated(key, heads).transpose());
     let later = Tensor::<B, 2, Bool>::tril_mask([time, time], 0, &device);

@@ -1,8 +1,8 @@
 //! Whether a device computes at all, and what is missing if it does not.
 //!
-//! CubeCL panics where a driver, a compiler or a device is missing: on its device's thread, and then
-//! on the thread that waits for it. So one small kernel runs first, on a thread of its own, and what
-//! the panics say becomes an error.
+//! CubeCL panics where a driver, a compiler or a device is missing: on its device's thread, and
+//! then on the thread that waits for it. So one small kernel runs first, on a thread of its own,
+//! and what the panics say becomes an error.
 
 use std::fmt;
 use std::panic;

@@ -8,7 +8,8 @@ use peak_alloc::PeakAlloc;
 
 use crate::backend::BackendName;
 
-/// The memory pools of a backend's default device that serve one thread: pools belong to streams, and streams to threads.
+/// The memory pools of a backend's default device that serve one thread: pools belong to streams,
+/// and streams to threads.
 #[derive(Clone, Copy, Debug)]
 pub struct Pools {
     backend: BackendName,
@@ -67,11 +68,12 @@ impl Pools {
         }
     }
 
-    /// Runs `task` on this thread and returns the most bytes that these pools reserved in it, including those in use before; `None`
-    /// on the CPU. `task` must wait for the device itself.
+    /// Runs `task` on this thread and returns the most bytes that these pools reserved in it,
+    /// including those in use before; `None` on the CPU. `task` must wait for the device itself.
     ///
-    /// The count is not sampled: free pages are released first, each tensor of the task gets a page of exactly its size, and a page is
-    /// kept until the count is read. Only tensors of the same size reuse a page, so the count is at least the peak of the bytes in use.
+    /// The count is not sampled: free pages are released first, each tensor of the task gets a page
+    /// of exactly its size, and a page is kept until the count is read. Only tensors of the same
+    /// size reuse a page, so the count is at least the peak of the bytes in use.
     #[allow(
         unused_variables,
         reason = "without a device there is nothing to count"
@@ -123,7 +125,8 @@ fn layout_of<R: cubecl::Runtime>() -> CubePools {
     }
 }
 
-/// All memory of the backend's default device, for burn-flex that of the host; `None` where it is not reported.
+/// All memory of the backend's default device, for burn-flex that of the host; `None` where it is
+/// not reported.
 pub fn device_bytes(backend: BackendName) -> Option<u64> {
     match backend {
         BackendName::Flex => host_memory_bytes(),
@@ -134,13 +137,14 @@ pub fn device_bytes(backend: BackendName) -> Option<u64> {
             let client = cubecl::cuda::CudaRuntime::client(&Default::default());
             Some(4 * client.properties().memory.max_page_size)
         }
-        // Vulkan's largest page is the limit of a binding, which does not depend on the device's memory.
+        // Vulkan's largest page is the limit of a binding, which does not depend on the device's
+        // memory.
         _ => None,
     }
 }
 
-/// The probe for the memory of trials on this thread: it reads the thread's pools, or on the CPU the heap, for programs with
-/// [`PeakAlloc`] as their global allocator.
+/// The probe for the memory of trials on this thread: it reads the thread's pools, or on the CPU
+/// the heap, for programs with [`PeakAlloc`] as their global allocator.
 pub fn memory_probe(backend: BackendName) -> Box<dyn MemoryProbe> {
     match backend {
         BackendName::Flex => Box::new(PeakCounter::new(
@@ -149,7 +153,8 @@ pub fn memory_probe(backend: BackendName) -> Box<dyn MemoryProbe> {
         )),
         #[cfg(feature = "tch")]
         BackendName::Tch => {
-            // LibTorch does not allocate on Rust's heap, so the process's resident memory is all that can be read.
+            // LibTorch does not allocate on Rust's heap, so the process's resident memory is all
+            // that can be read.
             let resident = || memory_stats::memory_stats().map_or(0, |all| all.physical_mem as u64);
             Box::new(SampledGauge::new(resident))
         }
@@ -161,7 +166,8 @@ pub fn memory_probe(backend: BackendName) -> Box<dyn MemoryProbe> {
     }
 }
 
-/// Begins a new peak of this process's resident memory. Elsewhere than on Linux there is none, and nothing happens.
+/// Begins a new peak of this process's resident memory. Elsewhere than on Linux there is none, and
+/// nothing happens.
 pub fn reset_peak_bytes() {
     // `proc_pid_clear_refs(5)`; a system that forbids it keeps the peak since the process began.
     let _ = fs::write("/proc/self/clear_refs", "5");

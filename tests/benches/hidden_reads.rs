@@ -1,12 +1,14 @@
-//! What it costs a step that each read to the host takes 20 ms and waits at its first poll, as on cubecl-cuda and cubecl-hip:
+//! What it costs a step that each read to the host takes 20 ms and waits at its first poll, as on
+//! cubecl-cuda and cubecl-hip:
 //!
 //! ```text
 //! cargo bench --workspace --bench hidden_reads
 //! ```
 //!
-//! Twelve layers whose backward takes longer than a read. Steps with and without the delay take turns; a ratio is the median of those of
-//! the rounds. The read of the last gradient has nothing to hide behind. With two ranks, stages 0 and 1 read gradients on the device in the
-//! step, in which nothing computes: one after the other.
+//! Twelve layers whose backward takes longer than a read. Steps with and without the delay take
+//! turns; a ratio is the median of those of the rounds. The read of the last gradient has nothing
+//! to hide behind. With two ranks, stages 0 and 1 read gradients on the device in the step, in
+//! which nothing computes: one after the other.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! A backend that has only the operations without a default: what Burn computes on a backend without kernels of its own for
-//! activations and modules, as CubeCL and Fusion.
+//! A backend that has only the operations without a default: what Burn computes on a backend
+//! without kernels of its own for activations and modules, as CubeCL and Fusion.
 
 use std::convert::identity;
 use std::marker::PhantomData;
@@ -8,7 +8,8 @@ use burn_backend::{Backend, BackendTypes};
 use burn_decorator::types::*;
 use burn_decorator::{kind_type, map_operand, map_result};
 
-/// `B` without its own activations, layer norm, linear, embedding and gradients of modules: Burn's defaults run in their place.
+/// `B` without its own activations, layer norm, linear, embedding and gradients of modules: Burn's
+/// defaults run in their place.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Defaults<B>(PhantomData<B>);
 

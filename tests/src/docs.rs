@@ -14,8 +14,8 @@ const ERRORS: &str = "\n# Errors: autocast beside PyTorch's\n";
 /// Locks the page while a part of it is written.
 static WRITING: Mutex<()> = Mutex::new(());
 
-/// The parts of the page: what is printed from the tables, and what is measured. Parts that are given replace those of the page if
-/// `UPDATE_DOCS` is set.
+/// The parts of the page: what is printed from the tables, and what is measured. Parts that are
+/// given replace those of the page if `UPDATE_DOCS` is set.
 fn page(printed: Option<&str>, measured: impl FnOnce() -> Option<String>) -> [String; 2] {
     let _writing = WRITING
         .lock()
@@ -40,7 +40,8 @@ pub fn printed_operations(printed: &str) -> String {
     first
 }
 
-/// The part of `docs/operations.md` that is measured; `UPDATE_DOCS` replaces it by what `measure` returns.
+/// The part of `docs/operations.md` that is measured; `UPDATE_DOCS` replaces it by what `measure`
+/// returns.
 pub fn errors(measure: impl FnOnce() -> String) -> String {
     let [_, second] = page(None, || Some(measure()));
     second

@@ -11,11 +11,12 @@ pub mod models;
 pub mod queue;
 pub mod spy;
 
-/// Runs generic test functions on every backend of this machine: `on_every_backend!(name, other_name);` expects `fn name<B>()`,
-/// generic over an inner backend, and makes one test per backend.
+/// Runs generic test functions on every backend of this machine:
+/// `on_every_backend!(name, other_name);` expects `fn name<B>()`, generic over an inner backend,
+/// and makes one test per backend.
 ///
-/// Flex always; LibTorch on the CPU with feature `tch`; CubeCL with and without Fusion on Vulkan with feature `vulkan`; CUDA with
-/// feature `cuda`.
+/// Flex always; LibTorch on the CPU with feature `tch`; CubeCL with and without Fusion on Vulkan
+/// with feature `vulkan`; CUDA with feature `cuda`.
 #[macro_export]
 macro_rules! on_every_backend {
     ($($law:ident),+ $(,)?) => {
@@ -27,7 +28,8 @@ macro_rules! on_every_backend {
     };
 }
 
-/// As [`on_every_backend!`], without LibTorch: for laws about bytes, which LibTorch does not report on the CPU.
+/// As [`on_every_backend!`], without LibTorch: for laws about bytes, which LibTorch does not report
+/// on the CPU.
 #[macro_export]
 macro_rules! on_counted_backends {
     ($($law:ident),+ $(,)?) => {
@@ -49,7 +51,8 @@ macro_rules! on_counted_backends {
     };
 }
 
-/// Whether a backend computes on Vulkan. Laws of many steps take fewer there: in software a step takes some ten times as long as on Flex.
+/// Whether a backend computes on Vulkan. Laws of many steps take fewer there: in software a step
+/// takes some ten times as long as on Flex.
 pub fn is_vulkan<B: burn::tensor::backend::Backend>() -> bool {
     B::name(&B::Device::default()).contains("wgpu")
 }

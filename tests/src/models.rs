@@ -158,7 +158,8 @@ impl<B: Backend> Classifier<B> for Decoder<B> {
     }
 }
 
-/// Burn's encoder and decoder with padding and causal masks; one embedding reads both texts and is the output layer too.
+/// Burn's encoder and decoder with padding and causal masks; one embedding reads both texts and is
+/// the output layer too.
 #[derive(Module, Debug)]
 pub struct EncoderDecoder<B: Backend> {
     tokens: Embedding<B>,
@@ -169,7 +170,8 @@ pub struct EncoderDecoder<B: Backend> {
 impl<B: Backend> EncoderDecoder<B> {
     const LENGTH: usize = 5;
 
-    /// `[batch, LENGTH]` tokens that differ by sequence, and the mask of a padding at every second sequence's end.
+    /// `[batch, LENGTH]` tokens that differ by sequence, and the mask of a padding at every second
+    /// sequence's end.
     fn text(
         batch: usize,
         step: i64,

@@ -1,8 +1,8 @@
-//! A decorator from the same table that behaves as the queue of a device: it counts what the host launches and reads, and answers reads
-//! late where a test wants it.
+//! A decorator from the same table that behaves as the queue of a device: it counts what the host
+//! launches and reads, and answers reads late where a test wants it.
 //!
-//! Everything is kept by stream, because a read may be done by another thread, under the stream of the one that trains or the one that
-//! reads for it.
+//! Everything is kept by stream, because a read may be done by another thread, under the stream of
+//! the one that trains or the one that reads for it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::{Future, poll_fn};
@@ -39,8 +39,8 @@ pub enum Answers {
     Later(Duration),
     /// So long after the first poll, which waits, as in cubecl-cuda and cubecl-hip.
     LaterAndBlock(Duration),
-    /// The first so many reads of the stream at once, further ones not before this changes; the first poll waits. Where the host waits
-    /// for one of those, it panics instead of hanging.
+    /// The first so many reads of the stream at once, further ones not before this changes; the
+    /// first poll waits. Where the host waits for one of those, it panics instead of hanging.
     First(u64),
     /// Each read not before so many launches since [`take_counts`]; the first poll waits. Where the
     /// host waits for one before it launches those, the read panics instead of hanging.
@@ -98,7 +98,8 @@ pub fn take_readers() -> Vec<ThreadId> {
     with(|stream| core::mem::take(&mut stream.readers))
 }
 
-/// Chooses when reads of this thread's stream are answered from now on, those included that are held.
+/// Chooses when reads of this thread's stream are answered from now on, those included that are
+/// held.
 pub fn answer_reads(answers: Answers) {
     with(|stream| stream.answers = answers);
     CHANGED.notify_all();

@@ -1,4 +1,5 @@
-//! For a decorator whose tensors are those of the inner backend: operands and results that name the backend in their type.
+//! For a decorator whose tensors are those of the inner backend: operands and results that name the
+//! backend in their type.
 
 macro_rules! retype {
     (Tensor $from:ty, $to:ty, $x:expr) => {

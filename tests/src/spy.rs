@@ -8,8 +8,8 @@ use burn_backend::{Backend, BackendTypes, DType, DTypeUsage, DTypeUsageSet, Tens
 use burn_decorator::kind_type;
 use burn_decorator::types::*;
 
-/// A backend that records the operations that were called, and panics if one gets float operands of different types. Fusion
-/// panics too; CubeCL alone does not.
+/// A backend that records the operations that were called, and panics if one gets float operands of
+/// different types. Fusion panics too; CubeCL alone does not.
 ///
 /// With `LOW = false` it reports that it can only store f16 and bf16.
 #[derive(Clone, Copy, Debug, Default)]
@@ -19,8 +19,8 @@ thread_local! {
     static CALLED: RefCell<BTreeSet<(&'static str, String)>> = const { RefCell::new(BTreeSet::new()) };
 }
 
-/// The operations called on this thread since the last call of this function, each with the type of its float operands
-/// (empty where it has none).
+/// The operations called on this thread since the last call of this function, each with the type of
+/// its float operands (empty where it has none).
 pub fn take_calls() -> BTreeSet<(&'static str, String)> {
     CALLED.take()
 }

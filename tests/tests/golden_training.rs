@@ -1,7 +1,9 @@
-//! Repeats PyTorch's training of a small transformer from its weights and compares every loss and every gradient norm, over updates of
-//! several micro-batches, clipped by the global norm, with AdamW.
+//! Repeats PyTorch's training of a small transformer from its weights and compares every loss and
+//! every gradient norm, over updates of several micro-batches, clipped by the global norm, with
+//! AdamW.
 //!
-//! A separate binary, because every f16 backward pass of a process without a scaler of its own would use this one's.
+//! A separate binary, because every f16 backward pass of a process without a scaler of its own
+//! would use this one's.
 
 use burn::backend::Autodiff;
 use burn::module::{Module, Param};
@@ -260,8 +262,8 @@ fn f32<B: Backend>() {
     assert_within("f32", found, (1e-5, 1e-5));
 }
 
-/// To f32 rounding on Flex and LibTorch: CubeCL leaves GELU's derivative to Burn's fallback, which is good to 8e-4 with or without
-/// this crate (see `golden`).
+/// To f32 rounding on Flex and LibTorch: CubeCL leaves GELU's derivative to Burn's fallback, which
+/// is good to 8e-4 with or without this crate (see `golden`).
 #[test]
 fn f32_on_flex() {
     f32::<burn_flex::Flex>();

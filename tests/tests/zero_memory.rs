@@ -1,4 +1,5 @@
-//! A GPT that does not fit a rank unless gradients are sharded. The allocator counts the bytes, so the test is alone in its process.
+//! A GPT that does not fit a rank unless gradients are sharded. The allocator counts the bytes, so
+//! the test is alone in its process.
 
 use std::sync::Arc;
 
@@ -27,8 +28,8 @@ const RANKS: usize = 8;
 const TIME: usize = 4;
 const VOCABULARY: usize = 32;
 const FLOAT_BYTES: usize = 4;
-/// The bytes that a rank may hold for each byte of its parameters: parameters, unsharded gradients and the shard of the
-/// optimizer's state exceed it.
+/// The bytes that a rank may hold for each byte of its parameters: parameters, unsharded gradients
+/// and the shard of the optimizer's state exceed it.
 const LIMIT: f64 = 2.2;
 
 fn loss<B: AutodiffBackend>(model: &Gpt<B>) -> Tensor<B, 1> {
@@ -48,9 +49,9 @@ fn config(stage: Stage) -> ZeroConfig {
     }
 }
 
-/// What a forward and backward pass takes beside the gradients, on a thread of its own as a rank has:
-/// activations, and the workspace of this machine's kernels, which is as large as a core's cache. In
-/// bytes for each byte of the parameters.
+/// What a forward and backward pass takes beside the gradients, on a thread of its own as a rank
+/// has: activations, and the workspace of this machine's kernels, which is as large as a core's
+/// cache. In bytes for each byte of the parameters.
 fn pass_beside_gradients(config: &GptConfig) -> f64 {
     let model = config.init::<Autodiff<Remat<Flex>>>(&Default::default());
     let parameters = model.num_params();
@@ -67,7 +68,8 @@ fn pass_beside_gradients(config: &GptConfig) -> f64 {
     beside
 }
 
-/// Trains. Returns the peak of a rank, in bytes for each byte of its parameters, measured and beyond the estimate, and the first and the last loss.
+/// Trains. Returns the peak of a rank, in bytes for each byte of its parameters, measured and
+/// beyond the estimate, and the first and the last loss.
 fn train<O: ShardOptimizer<B>>(
     initial: &Gpt<B>,
     config: &ZeroConfig,
@@ -127,13 +129,13 @@ fn a_gpt_trains_within_a_limit_that_it_exceeds_without_stage_two() {
         peaks[0] > 3.9 && peaks[1] > LIMIT && peaks[2] - beside < LIMIT,
         "{peaks:?}"
     );
-    // Parameters are sharded too: a rank has an eighth of them, two units of six, and the buffer in which one arrives. And the optimizer's
-    // state leaves the heap.
+    // Parameters are sharded too: a rank has an eighth of them, two units of six, and the buffer in
+    // which one arrives. And the optimizer's state leaves the heap.
     let left = 1.0 / RANKS as f64 + 3.0 / 6.0;
     assert!(peaks[3] < peaks[2] - 1.0 + left, "{peaks:?}");
     assert!(peaks[4] < peaks[3], "{peaks:?}");
-    // What is counted is there, if not all ranks are at their peak at the same time. Beyond it there
-    // is what a pass takes, and on the host an update has buffers of its own.
+    // What is counted is there, if not all ranks are at their peak at the same time. Beyond it
+    // there is what a pass takes, and on the host an update has buffers of its own.
     for (more, buffers) in beyond.into_iter().zip([0.1, 0.1, 0.1, 0.1, 0.25]) {
         assert!(
             (-0.05..beside + buffers).contains(&more),

@@ -1,7 +1,9 @@
-//! `burn-amp` for Burn 0.22.1: rule, policies, table and loss-scale state machine by path, over burn-backend alone.
+//! `burn-amp` for Burn 0.22.1: rule, policies, table and loss-scale state machine by path, over
+//! burn-backend alone.
 //!
-//! burn-dispatch depends on this crate. Its own are `decorator/`, whose tensors carry no mark, and `scaler.rs`, the scale that backward
-//! multiplies the loss with; `burn-decorated` has what steps an optimizer.
+//! burn-dispatch depends on this crate. Its own are `decorator/`, whose tensors carry no mark, and
+//! `scaler.rs`, the scale that backward multiplies the loss with; `burn-decorated` has what steps
+//! an optimizer.
 #![allow(
     dead_code,
     unused_imports,

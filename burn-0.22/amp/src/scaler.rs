@@ -1,7 +1,7 @@
 //! The loss scale: one handle that backward reads and a step updates.
 //!
-//! The 0.21 crate also defers the check, shares a scale between optimizers and names the parameters to blame; here is PyTorch's
-//! synchronous form.
+//! The 0.21 crate also defers the check, shares a scale between optimizers and names the parameters
+//! to blame; here is PyTorch's synchronous form.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Weak};
@@ -18,7 +18,8 @@ thread_local! {
     static OF_THREAD: RefCell<Weak<Mutex<LossScale>>> = const { RefCell::new(Weak::new()) };
 }
 
-/// The loss scale of the losses that are differentiated on the thread that made it, while a clone of it lives.
+/// The loss scale of the losses that are differentiated on the thread that made it, while a clone
+/// of it lives.
 #[derive(Clone)]
 pub struct GradScaler(Arc<Mutex<LossScale>>);
 

@@ -1,7 +1,7 @@
 //! `burn-checkpoint` for Burn 0.22.1: the engine by path, over burn-backend alone.
 //!
-//! burn-dispatch depends on this crate, so it knows no `Tensor`: `burn-decorated` has what takes one. Its own are `outputs.rs` and
-//! `decorator/backend.rs`.
+//! burn-dispatch depends on this crate, so it knows no `Tensor`: `burn-decorated` has what takes
+//! one. Its own are `outputs.rs` and `decorator/backend.rs`.
 #![allow(
     dead_code,
     unused_imports,

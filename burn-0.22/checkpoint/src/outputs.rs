@@ -1,7 +1,7 @@
 //! Finding the tensors that a scope returns.
 //!
-//! A scope keeps its results. It finds them by asking each for its shape, a question that reaches the tensor of
-//! [`Remat`](crate::Remat) through burn-dispatch and every decorator above it.
+//! A scope keeps its results. It finds them by asking each for its shape, a question that reaches
+//! the tensor of [`Remat`](crate::Remat) through burn-dispatch and every decorator above it.
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -32,8 +32,9 @@ impl AmpConfig {
         Self(self.0.with_op(op, cast))
     }
 
-    /// Sets the precision for every thread of the process. It counts where a tensor belongs to autodiff: optimizers keep f32, and so does a
-    /// model without autodiff unless it is called in [`autocast`].
+    /// Sets the precision for every thread of the process. It counts where a tensor belongs to
+    /// autodiff: optimizers keep f32, and so does a model without autodiff unless it is called in
+    /// [`autocast`].
     ///
     /// # Errors
     ///
@@ -71,7 +72,8 @@ pub struct ScaledOptimizer {
 }
 
 impl ScaledOptimizer {
-    /// Steps `optimizer` under `scaler`, whose scale every backward pass of the thread that made it uses.
+    /// Steps `optimizer` under `scaler`, whose scale every backward pass of the thread that made it
+    /// uses.
     ///
     /// # Panics
     ///

@@ -1,11 +1,13 @@
-//! Recomputation and mixed precision for programs on Burn 0.22.1 whose `Cargo.toml` puts a decorated burn-dispatch in place of Burn's:
+//! Recomputation and mixed precision for programs on Burn 0.22.1 whose `Cargo.toml` puts a
+//! decorated burn-dispatch in place of Burn's:
 //!
 //! ```toml
 //! [patch.crates-io]
 //! burn-dispatch = { path = ".." }
 //! ```
 //!
-//! Nothing else changes: no type parameter, no backend alias. What happens is chosen when the program runs:
+//! Nothing else changes: no type parameter, no backend alias. What happens is chosen when the
+//! program runs:
 //!
 //! ```
 //! use burn::tensor::{Device, DType, Tensor};
@@ -20,7 +22,8 @@
 //! # Ok::<(), burn_decorated::AmpError>(())
 //! ```
 //!
-//! Without the patch the same program compiles, and its first call of this crate panics and says what is missing: see [`is_on`].
+//! Without the patch the same program compiles, and its first call of this crate panics and says
+//! what is missing: see [`is_on`].
 
 mod amp;
 mod on;

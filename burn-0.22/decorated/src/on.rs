@@ -21,9 +21,9 @@ impl<B> Probe<Autocast<B>> {
 
 /// Whether the program was built with the decorated burn-dispatch: known when it is compiled.
 ///
-/// It was not if the workspace has no `[patch.crates-io]` for burn-dispatch, if that stands in the manifest of a member, where cargo
-/// ignores it, or if cargo dropped it with the warning "patch `burn-dispatch` was not used in the crate graph", which it does when the
-/// versions differ.
+/// It was not if the workspace has no `[patch.crates-io]` for burn-dispatch, if that stands in the
+/// manifest of a member, where cargo ignores it, or if cargo dropped it with the warning "patch
+/// `burn-dispatch` was not used in the crate graph", which it does when the versions differ.
 pub const fn is_on() -> bool {
     Probe::<burn_dispatch::Dispatch>::DECORATED
 }

@@ -6,8 +6,9 @@ use burn_checkpoint::{InstalledBudget, Policy, RematError};
 
 use crate::on;
 
-/// What a scope may return: tensors of any rank and kind, in tuples, `Vec` and `Option`. A tensor that is forgotten is evicted with the
-/// rest and computed once more when it is used: only time is lost.
+/// What a scope may return: tensors of any rank and kind, in tuples, `Vec` and `Option`. A tensor
+/// that is forgotten is evicted with the rest and computed once more when it is used: only time is
+/// lost.
 pub trait Outputs {
     /// Asks every tensor for its shape.
     fn touch(&self);
@@ -58,7 +59,8 @@ impl<R: Outputs> burn_checkpoint::Outputs for Returned<R> {
     }
 }
 
-/// Runs `region` and drops what only backward will need of it; backward computes that once more, bit for bit.
+/// Runs `region` and drops what only backward will need of it; backward computes that once more,
+/// bit for bit.
 ///
 /// # Panics
 ///
@@ -77,7 +79,8 @@ pub fn checkpoint_with<R: Outputs>(policy: Policy, region: impl FnOnce() -> R) -
     burn_checkpoint::checkpoint_with(policy, || Returned(region())).0
 }
 
-/// Drops the storage of tensors that can come back: those made in a scope that is open or under a budget.
+/// Drops the storage of tensors that can come back: those made in a scope that is open or under a
+/// budget.
 ///
 /// # Panics
 ///
@@ -87,7 +90,8 @@ pub fn evict(tensors: impl Outputs) {
     burn_checkpoint::evict(&Returned(tensors));
 }
 
-/// A limit in bytes for what this thread keeps for backward; what goes beyond is evicted and computed once more.
+/// A limit in bytes for what this thread keeps for backward; what goes beyond is evicted and
+/// computed once more.
 #[derive(Clone, Debug)]
 pub struct MemoryBudget(burn_checkpoint::MemoryBudget);
 

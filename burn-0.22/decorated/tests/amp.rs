@@ -1,5 +1,5 @@
-//! Autocast through the patch: PyTorch's golden network and training, with the numbers and tolerances of the 0.21 tests. One process-wide
-//! precision: the tests take turns.
+//! Autocast through the patch: PyTorch's golden network and training, with the numbers and
+//! tolerances of the 0.21 tests. One process-wide precision: the tests take turns.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -65,7 +65,8 @@ fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
     loss.forward(logits, targets)
 }
 
-/// PyTorch's autocast on a small network: the loss and every gradient, within the low type's rounding.
+/// PyTorch's autocast on a small network: the loss and every gradient, within the low type's
+/// rounding.
 fn golden_mlp(case: &str, config: AmpConfig, epsilon: f32) {
     let _turn = turn();
     config.install().expect("no operations are named");
@@ -391,8 +392,8 @@ fn the_golden_training() {
     AmpConfig::off().install().expect("no operations are named");
 }
 
-/// Where the mark lives: what belongs to autodiff is lowered, what does not, such as gradients and what an optimizer computes from them, is
-/// not; and a scope lowers a model without autodiff too.
+/// Where the mark lives: what belongs to autodiff is lowered, what does not, such as gradients and
+/// what an optimizer computes from them, is not; and a scope lowers a model without autodiff too.
 #[test]
 fn what_belongs_to_autodiff_is_lowered() {
     let _turn = turn();

@@ -1,7 +1,8 @@
-//! Scopes, selective, offload and budgets through the patch: losses and gradients bit for bit those of stock Burn 0.22.1, on Flex and, with
-//! feature `vulkan`, on CubeCL.
+//! Scopes, selective, offload and budgets through the patch: losses and gradients bit for bit those
+//! of stock Burn 0.22.1, on Flex and, with feature `vulkan`, on CubeCL.
 //!
-//! The references are what `stock/tests/reference.rs` writes on this machine without the patch, so run that first.
+//! The references are what `stock/tests/reference.rs` writes on this machine without the patch, so
+//! run that first.
 
 #[path = "../../programs.rs"]
 mod programs;
@@ -63,8 +64,8 @@ fn every_way<P: Program>(on: On) {
         let apart = apart(&found, &plain);
         println!("{} on {on:?} with {percent} %: {apart:?} apart", P::NAME);
         if cfg!(feature = "fusion") && on != On::Flex {
-            // Fusion groups kernels by the order of the operations: an eviction makes other groups, which round differently. The tolerances
-            // are those of 0.21.
+            // Fusion groups kernels by the order of the operations: an eviction makes other groups,
+            // which round differently. The tolerances are those of 0.21.
             let close = apart.0 < 1e-5 && apart.1 < 1e-3;
             assert!(close, "{} with {percent} % of its bytes", P::NAME);
         } else {
@@ -101,8 +102,8 @@ fn the_patch_is_on() {
     assert!(is_on());
 }
 
-/// A second thread that draws and trains at the same time has counters, scopes and budgets of its own, and gradients come back on the
-/// thread that asks for them.
+/// A second thread that draws and trains at the same time has counters, scopes and budgets of its
+/// own, and gradients come back on the thread that asks for them.
 fn two_threads(on: On) {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let step = move || {

@@ -1,8 +1,9 @@
-//! Memory is really freed: on Flex the peak of the heap of one step, above what was there before; with feature `vulkan` the bytes that the
-//! device holds for backward. The tests take turns, for the allocator is the process's.
+//! Memory is really freed: on Flex the peak of the heap of one step, above what was there before;
+//! with feature `vulkan` the bytes that the device holds for backward. The tests take turns, for
+//! the allocator is the process's.
 //!
-//! Blocks of layer norm, linear(256, 1024), GELU, linear, residual; on Flex 24 of them on 1024 tokens, as burn-checkpoint's `chain` bench has
-//! them on Burn 0.21. 49 MiB are the gradients.
+//! Blocks of layer norm, linear(256, 1024), GELU, linear, residual; on Flex 24 of them on 1024
+//! tokens, as burn-checkpoint's `chain` bench has them on Burn 0.21. 49 MiB are the gradients.
 
 use std::sync::Mutex;
 
@@ -77,8 +78,8 @@ fn the_heap_falls_as_on_0_21() {
         let _budget = MemoryBudget::bytes(bytes as u64).install();
         step(&blocks, &x, None)
     };
-    // At most so much of the plain peak. On 0.21 the first two were 68 and 135 of 275 MiB; a budget is in bytes, to which temporaries of
-    // an operation are added.
+    // At most so much of the plain peak. On 0.21 the first two were 68 and 135 of 275 MiB; a budget
+    // is in bytes, to which temporaries of an operation are added.
     for (name, found, at_most) in [
         (
             "every block",
@@ -122,7 +123,8 @@ fn vulkan_holds_less() {
         let before = in_use();
         let y = forward(&blocks, &x, policy.as_ref());
         let mut held = in_use();
-        // A thread of its own reads what is offloaded, which is free then: waits until nothing has become free for a second.
+        // A thread of its own reads what is offloaded, which is free then: waits until nothing has
+        // become free for a second.
         while matches!(policy, Some(Policy::Offload)) {
             std::thread::sleep(std::time::Duration::from_secs(1));
             let last = std::mem::replace(&mut held, in_use());
@@ -130,7 +132,8 @@ fn vulkan_holds_less() {
                 break;
             }
         }
-        // CubeCL 0.11 counts its staging buffers, in host memory, and the host's copies lie in them.
+        // CubeCL 0.11 counts its staging buffers, in host memory, and the host's copies lie in
+        // them.
         let held = held - before - staged();
         drop(y.mean().backward());
         held

@@ -79,7 +79,8 @@ fn every_operation_has_exactly_one_row() {
     }
 }
 
-/// `DistributedOps`, which 0.22 asks of every backend, is of no tensor operations: each decorator implements it by hand.
+/// `DistributedOps`, which 0.22 asks of every backend, is of no tensor operations: each decorator
+/// implements it by hand.
 #[test]
 fn every_operation_trait_is_covered() {
     let backend = traits(&[burn_backend().join("base.rs")]);

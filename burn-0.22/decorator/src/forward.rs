@@ -1,10 +1,10 @@
 //! What a decorator passes on as it is.
 
-/// The associated types of `BackendTypes`, those of the inner backend but for the tensors that are named: for the body of an
-/// `impl`.
+/// The associated types of `BackendTypes`, those of the inner backend but for the tensors that are
+/// named: for the body of an `impl`.
 ///
-/// Graphs are not captured through a decorator: replaying one is `unsafe`, because its buffers must outlive it, and a decorator may
-/// free them.
+/// Graphs are not captured through a decorator: replaying one is `unsafe`, because its buffers must
+/// outlive it, and a decorator may free them.
 #[macro_export]
 macro_rules! forward_types {
     (

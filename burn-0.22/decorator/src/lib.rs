@@ -1,4 +1,5 @@
-//! `burn-decorator` for Burn 0.22.1: its table, kinds and macros by path, and here only what the release changes.
+//! `burn-decorator` for Burn 0.22.1: its table, kinds and macros by path, and here only what the
+//! release changes.
 //!
 //! `release.rs` has the rows that 0.21.0 lacks, `forward.rs` what a decorator passes on.
 

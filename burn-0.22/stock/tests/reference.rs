@@ -1,4 +1,5 @@
-//! Writes the references, with which the patched build is compared: what stock Burn 0.22.1 gives on this machine.
+//! Writes the references, with which the patched build is compared: what stock Burn 0.22.1 gives on
+//! this machine.
 
 #[path = "../../programs.rs"]
 mod programs;

@@ -1,4 +1,5 @@
-//! On stock Burn 0.22.1: `HostAdamW` as an `Optimizer`, and accumulation in a strategy of the Learner.
+//! On stock Burn 0.22.1: `HostAdamW` as an `Optimizer`, and accumulation in a strategy of the
+//! Learner.
 
 #[allow(
     dead_code,
@@ -72,7 +73,8 @@ impl<const D: usize> RecordState for HostState<D> {
         out.push_scalar(prefix, "steps", state.steps.into());
     }
 
-    /// With the default configuration: a record does not know its optimizer, whose next step puts its own in place.
+    /// With the default configuration: a record does not know its optimizer, whose next step puts
+    /// its own in place.
     fn state_unflatten(prefix: &str, src: &mut StateSource, _device: &Device) -> Option<Self> {
         let mut take = |name| {
             let data = src.take_tensor(prefix, name)?;
@@ -230,8 +232,8 @@ fn batch(items: &[[f32; 6]], device: &Device) -> Batch {
     }
 }
 
-/// Bit for bit what HostAdamW makes of each parameter by itself; as near to Burn's AdamW as f32 factors of it allow; and continued from a
-/// record bit for bit.
+/// Bit for bit what HostAdamW makes of each parameter by itself; as near to Burn's AdamW as f32
+/// factors of it allow; and continued from a record bit for bit.
 #[test]
 fn host_adamw_is_an_optimizer_of_burn() {
     let device = device();
@@ -359,7 +361,8 @@ fn loader(device: Device) -> Arc<dyn DataLoader<Batch>> {
     loader.build(InMemDataset::new(items()))
 }
 
-/// Batches of 3, 3, 3 and 1 items in windows of two are a batch of 6 and one of 4: the same gradients and parameters, to rounding.
+/// Batches of 3, 3, 3 and 1 items in windows of two are a batch of 6 and one of 4: the same
+/// gradients and parameters, to rounding.
 #[test]
 fn a_strategy_of_the_learner_accumulates() {
     const LR: f64 = 1e-2;

@@ -1,4 +1,5 @@
-//! What Burn 0.22.1 allows without a patch: each run, and its gradients compared with those of the plain way.
+//! What Burn 0.22.1 allows without a patch: each run, and its gradients compared with those of the
+//! plain way.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -84,7 +85,8 @@ impl fmt::Debug for Saved {
     }
 }
 
-/// A block as one operation of the tape: its backward runs the block once more and a backward pass of its own.
+/// A block as one operation of the tape: its backward runs the block once more and a backward pass
+/// of its own.
 #[derive(Debug)]
 struct Recompute(PhantomData<Block>);
 
@@ -124,7 +126,8 @@ impl Backward<Flex, 1> for Recompute {
 }
 
 fn checkpoint(block: &Block, x: Tensor<3>) -> Tensor<3> {
-    // Recorded, and the record dropped: without autodiff Flex takes its own layer norm, whose results differ in the last bits.
+    // Recorded, and the record dropped: without autodiff Flex takes its own layer norm, whose
+    // results differ in the last bits.
     let y = block.run(x.clone().detach()).inner();
     let y = y.try_into_primitive::<Flex>().expect("on Flex");
     let inner = x.clone().inner();
@@ -187,7 +190,8 @@ impl Reparameterizer for Lower {
     }
 }
 
-/// f32 masters, bf16 arithmetic: what comes in has to be cast by hand, and everything runs in bf16, norms too, for there is no table.
+/// f32 masters, bf16 arithmetic: what comes in has to be cast by hand, and everything runs in bf16,
+/// norms too, for there is no table.
 #[test]
 fn masters_compute_in_a_low_type() {
     let device = device();
@@ -212,7 +216,8 @@ fn masters_compute_in_a_low_type() {
     assert!(found == expected, "bit for bit");
 }
 
-/// The loss scale by hand: multiplied before backward, divided out of every gradient. A power of two changes no bit of f32.
+/// The loss scale by hand: multiplied before backward, divided out of every gradient. A power of
+/// two changes no bit of f32.
 #[test]
 fn the_loss_is_scaled_by_hand() {
     let device = device();
@@ -264,8 +269,9 @@ impl ModuleMapper for Write<'_> {
     }
 }
 
-/// ZeRO's stages 1 and 2 with an optimizer of Burn: all parameters as one flat tensor with padding, of which each rank steps its shard with a
-/// state of its own. AdamW treats every element alone: bit for bit what it makes of whole parameters.
+/// ZeRO's stages 1 and 2 with an optimizer of Burn: all parameters as one flat tensor with padding,
+/// of which each rank steps its shard with a state of its own. AdamW treats every element alone:
+/// bit for bit what it makes of whole parameters.
 #[test]
 fn an_optimizer_steps_flat_shards() {
     const RANKS: usize = 3;

@@ -5,7 +5,8 @@ use thiserror::Error;
 use super::report::mebibytes;
 use crate::InvalidValue;
 
-/// Errors of [`find_micro_batch`](super::find_micro_batch) and of a [`Partition`](super::Partition).
+/// Errors of [`find_micro_batch`](super::find_micro_batch) and of a
+/// [`Partition`](super::Partition).
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum FindError {

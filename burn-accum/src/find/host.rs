@@ -4,11 +4,12 @@ use std::{fs, path::Path};
 
 use sysinfo::{MemoryRefreshKind, System};
 
-/// The memory that this process may use on the host, in bytes: that of the machine, or the limit of its control group or of one above it
-/// (`srun --mem`, `MemoryMax`) if that is less. `None` if the system does not report it.
+/// The memory that this process may use on the host, in bytes: that of the machine, or the limit of
+/// its control group or of one above it (`srun --mem`, `MemoryMax`) if that is less. `None` if the
+/// system does not report it.
 ///
-/// This is the device memory of the backends on the CPU. No backend reports the memory of a GPU: ask its vendor's tool, or the
-/// runtime below the backend.
+/// This is the device memory of the backends on the CPU. No backend reports the memory of a GPU:
+/// ask its vendor's tool, or the runtime below the backend.
 pub fn host_memory_bytes() -> Option<u64> {
     let mut system = System::new();
     system.refresh_memory_specifics(MemoryRefreshKind::nothing().with_ram());
@@ -18,8 +19,9 @@ pub fn host_memory_bytes() -> Option<u64> {
     (bytes > 0).then_some(bytes)
 }
 
-/// The least memory limit of this process's control groups and of those above them, in bytes; `root` is the root of the file system.
-/// `None` without a limit. sysinfo 0.38 reads only the group at the mount point.
+/// The least memory limit of this process's control groups and of those above them, in bytes;
+/// `root` is the root of the file system. `None` without a limit. sysinfo 0.38 reads only the group
+/// at the mount point.
 fn group_limit(root: &Path) -> Option<u64> {
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
     let limits = groups.lines().filter_map(|line| {

@@ -1,7 +1,8 @@
 //! The largest micro-batch that fits into memory.
 //!
-//! `request` is what the caller asks for, `search` chooses the sizes to try, `trial` runs one try, `probe` measures it, `rehearse` is the
-//! step of a usual training, `partition` and `report` are the result, `host` is the memory of the machine.
+//! `request` is what the caller asks for, `search` chooses the sizes to try, `trial` runs one try,
+//! `probe` measures it, `rehearse` is the step of a usual training, `partition` and `report` are
+//! the result, `host` is the memory of the machine.
 
 mod error;
 mod host;
@@ -25,9 +26,9 @@ pub use request::{EstimatedStart, MicroBatchSearch};
 use search::Measured;
 pub use trial::StepResult;
 
-/// Finds the largest micro-batch with which a step stays below a limit, and the window that keeps the effective batch exactly
-/// (Accelerate's `find_executable_batch_size`, Lightning's `scale_batch_size`, DeepSpeed's autotuner; here from
-/// measurements, not from crashes).
+/// Finds the largest micro-batch with which a step stays below a limit, and the window that keeps
+/// the effective batch exactly (Accelerate's `find_executable_batch_size`, Lightning's
+/// `scale_batch_size`, DeepSpeed's autotuner; here from measurements, not from crashes).
 ///
 /// `step` takes a size and does what training does with a micro-batch of that size, best with
 /// [`rehearse`], which leaves the training as it was, also given clones. A `step` of another form
@@ -35,19 +36,24 @@ pub use trial::StepResult;
 /// BatchNorm, between clones: let it run [`independent(&model)`](crate::independent) in place of
 /// `model.clone()`. `probe` measures the most bytes in use during a step.
 ///
-/// Sizes are doubled until one does not fit, and then halved in between. Size 1 runs once unmeasured before, because what a process sets up
-/// once is no part of a step. A size that is predicted not to fit, from the fixed part and the bytes per item that were measured, is not
-/// tried: the largest that is predicted to fit is. The size that is returned was itself measured below the limit less the
-/// [margin](MicroBatchSearch::margin). With an [estimate](MicroBatchSearch::starting_at) the search begins at what that says instead, and ends
-/// after one to three trials where that is near what is measured. At most 40 trials, about `log2(effective batch)` where memory grows
-/// linearly.
+/// Sizes are doubled until one does not fit, and then halved in between. Size 1 runs once
+/// unmeasured before, because what a process sets up once is no part of a step. A size that is
+/// predicted not to fit, from the fixed part and the bytes per item that were measured, is not
+/// tried: the largest that is predicted to fit is. The size that is returned was itself measured
+/// below the limit less the [margin](MicroBatchSearch::margin). With an
+/// [estimate](MicroBatchSearch::starting_at) the search begins at what that says instead, and ends
+/// after one to three trials where that is near what is measured. At most 40 trials, about
+/// `log2(effective batch)` where memory grows linearly.
 ///
-/// A size does not fit if its step panics, returns an error or leaves the device with one: the panic is not printed, the device
-/// is synchronised and its unused memory released, and the search continues with smaller sizes. The reason is in the
-/// [report](MicroBatchFound) and the log. A panic of any thread during a trial counts as its failure, because a device may
-/// allocate on its own thread. burn-fusion never frees what is dropped during a panic: a trial that panics leaves memory on such a device,
-/// unless burn-checkpoint's `Remat` is in the backend, which drops after the panic; where `step` can, it returns an error. On the CPU such a failure cannot be handled: a failed allocation aborts the process, and the
-/// system kills a process that holds too much. There the limit must be below the available memory.
+/// A size does not fit if its step panics, returns an error or leaves the device with one: the
+/// panic is not printed, the device is synchronised and its unused memory released, and the search
+/// continues with smaller sizes. The reason is in the [report](MicroBatchFound) and the log. A
+/// panic of any thread during a trial counts as its failure, because a device may allocate on its
+/// own thread. burn-fusion never frees what is dropped during a panic: a trial that panics leaves
+/// memory on such a device, unless burn-checkpoint's `Remat` is in the backend, which drops after
+/// the panic; where `step` can, it returns an error. On the CPU such a failure cannot be handled: a
+/// failed allocation aborts the process, and the system kills a process that holds too much. There
+/// the limit must be below the available memory.
 ///
 /// ```
 /// use burn_accum::{MicroBatchSearch, Normalization, PeakCounter, find_micro_batch};
@@ -70,8 +76,8 @@ pub use trial::StepResult;
 ///
 /// # Errors
 ///
-/// [`FindError::InvalidValue`], [`FindError::LimitTooSmall`], [`FindError::StepFails`] with a micro-batch of one,
-/// [`FindError::NothingMeasured`], [`FindError::PeaksMissed`].
+/// [`FindError::InvalidValue`], [`FindError::LimitTooSmall`], [`FindError::StepFails`] with a
+/// micro-batch of one, [`FindError::NothingMeasured`], [`FindError::PeaksMissed`].
 pub fn find_micro_batch<B, R>(
     search: &MicroBatchSearch,
     device: &B::Device,
@@ -129,7 +135,8 @@ fn trial<B: Backend, R: StepResult>(
 mod tests {
     use parking_lot::{Mutex, MutexGuard};
 
-    /// A trial sees the panics of all threads of the process, so tests with panics run one at a time.
+    /// A trial sees the panics of all threads of the process, so tests with panics run one at a
+    /// time.
     pub(super) fn panics() -> MutexGuard<'static, ()> {
         static TURN: Mutex<()> = Mutex::new(());
         TURN.lock()

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::FindError;
 use crate::{AccumConfig, InvalidValue, Normalization};
 
-/// An effective batch, split into a window of micro-batches that add up to it exactly: all have the same size, only the last
-/// may be smaller.
+/// An effective batch, split into a window of micro-batches that add up to it exactly: all have the
+/// same size, only the last may be smaller.
 ///
 /// ```
 /// use burn_accum::{AccumConfig, Normalization, Partition};

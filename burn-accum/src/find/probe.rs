@@ -12,12 +12,15 @@ use std::{
 /// Time between two readings of a gauge: the bytes that a step holds change over milliseconds.
 const INTERVAL: Duration = Duration::from_micros(200);
 
-/// Measures the most bytes that are in use during a trial, everything included that was in use before.
+/// Measures the most bytes that are in use during a trial, everything included that was in use
+/// before.
 ///
 /// - [`PeakCounter`]: exact, where allocations are counted. On the CPU by a counting allocator.
-/// - [`SampledGauge`]: sampled, where only the bytes in use now are known. On CubeCL's backends those of the device's pools.
+/// - [`SampledGauge`]: sampled, where only the bytes in use now are known. On CubeCL's backends
+///   those of the device's pools.
 ///
-/// Resident memory (`VmHWM`) is not suitable: an allocator keeps freed memory, so a trial would include that of earlier trials.
+/// Resident memory (`VmHWM`) is not suitable: an allocator keeps freed memory, so a trial would
+/// include that of earlier trials.
 pub trait MemoryProbe {
     /// Begins a trial: forgets earlier peaks and returns the bytes in use.
     fn begin(&mut self) -> u64;
@@ -28,8 +31,8 @@ pub trait MemoryProbe {
 
 /// Counts every allocation: exact, and the same on every run.
 ///
-/// A library cannot count those of the process, but a program can: a `#[global_allocator]` that counts, such as that of the
-/// crate `peak_alloc`.
+/// A library cannot count those of the process, but a program can: a `#[global_allocator]` that
+/// counts, such as that of the crate `peak_alloc`.
 ///
 /// ```
 /// # struct PeakAlloc;
@@ -66,8 +69,8 @@ impl<R: FnMut(), P: FnMut() -> u64> MemoryProbe for PeakCounter<R, P> {
     }
 }
 
-/// Reads a gauge some thousand times a second on its own thread. It may miss memory that is held for less than a fraction of a
-/// millisecond, which the margin has to cover.
+/// Reads a gauge some thousand times a second on its own thread. It may miss memory that is held
+/// for less than a fraction of a millisecond, which the margin has to cover.
 ///
 /// ```
 /// use burn_accum::{MemoryProbe, SampledGauge};
@@ -171,7 +174,8 @@ mod tests {
         });
         assert_eq!(probe.begin(), 5);
         level.store(9, Ordering::Release);
-        // The first look to end may have begun before the store, and the third ends after what the second saw is kept.
+        // The first look to end may have begun before the store, and the third ends after what the
+        // second saw is kept.
         let enough = looks.load(Ordering::Acquire) + 3;
         while looks.load(Ordering::Acquire) < enough {
             thread::sleep(INTERVAL);

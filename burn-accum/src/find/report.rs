@@ -16,10 +16,11 @@ pub struct MicroBatchFound {
     pub partition: Partition,
     /// The most bytes in use with a micro-batch of this size, measured.
     pub peak_bytes: u64,
-    /// The largest size that was measured to fit, even if the normalization does not allow it for this effective batch.
+    /// The largest size that was measured to fit, even if the normalization does not allow it for
+    /// this effective batch.
     pub largest_fitting: usize,
-    /// Bytes in use that do not depend on the size: parameters, gradients, optimizer, and all else that the process holds. Computed
-    /// from the largest size that fits and a smaller one.
+    /// Bytes in use that do not depend on the size: parameters, gradients, optimizer, and all else
+    /// that the process holds. Computed from the largest size that fits and a smaller one.
     pub fixed_bytes: f64,
     /// Bytes that each item adds.
     pub item_bytes: f64,
@@ -72,13 +73,14 @@ impl MicroBatchFound {
     ///
     /// # Errors
     ///
-    /// [`FindError::UnevenMean`], only for a partition that was set by hand: [`find_micro_batch`](super::find_micro_batch) never
-    /// returns such a one.
+    /// [`FindError::UnevenMean`], only for a partition that was set by hand:
+    /// [`find_micro_batch`](super::find_micro_batch) never returns such a one.
     pub fn config(&self) -> Result<AccumConfig, FindError> {
         self.partition.config(self.search.normalization)
     }
 
-    /// The largest size that is predicted to fit, even if the normalization does not allow it for this effective batch.
+    /// The largest size that is predicted to fit, even if the normalization does not allow it for
+    /// this effective batch.
     pub fn predicted_most(&self) -> usize {
         let free = self.search.usable_bytes() as f64 - self.fixed_bytes;
         let most = (free / self.item_bytes) as usize;

@@ -8,8 +8,8 @@ use crate::{InvalidValue, Normalization};
 /// The share of the limit that stays free, Lightning's `margin`.
 const MARGIN: f64 = 0.05;
 
-/// What [`find_micro_batch`](super::find_micro_batch) looks for: the largest micro-batch of an effective batch that stays
-/// below a limit.
+/// What [`find_micro_batch`](super::find_micro_batch) looks for: the largest micro-batch of an
+/// effective batch that stays below a limit.
 ///
 /// ```
 /// use burn_accum::{MicroBatchSearch, Normalization};
@@ -26,11 +26,12 @@ pub struct MicroBatchSearch {
     /// The most that may be in use, in bytes: the device's memory
     /// ([`host_memory_bytes`](super::host_memory_bytes)), or less.
     pub limit_bytes: u64,
-    /// The share of the limit that stays free, for what a trial does not see: fragmentation, peaks between two samples,
-    /// other sizes of sequences. Default 0.05.
+    /// The share of the limit that stays free, for what a trial does not see: fragmentation, peaks
+    /// between two samples, other sizes of sequences. Default 0.05.
     pub margin: f64,
-    /// The normalization that the training uses. `Mean`, the default, is exact for micro-batches of equal size only, so
-    /// only divisors of the effective batch are found; otherwise the last micro-batch may be smaller.
+    /// The normalization that the training uses. `Mean`, the default, is exact for micro-batches of
+    /// equal size only, so only divisors of the effective batch are found; otherwise the last
+    /// micro-batch may be smaller.
     pub normalization: Normalization,
     /// Where an estimate lets the search begin. Default: with a size of 1.
     #[serde(default)]
@@ -73,9 +74,9 @@ impl MicroBatchSearch {
         }
     }
 
-    /// Begins where an estimate of the peak of a micro-batch says, such as burn-estimate's of the same step: where it is near what is
-    /// measured, one to three trials are enough. A wrong one costs trials, not correctness. `estimate` is called about
-    /// `log2(effective batch)` times.
+    /// Begins where an estimate of the peak of a micro-batch says, such as burn-estimate's of the
+    /// same step: where it is near what is measured, one to three trials are enough. A wrong one
+    /// costs trials, not correctness. `estimate` is called about `log2(effective batch)` times.
     ///
     /// ```
     /// # use burn_accum::MicroBatchSearch;
@@ -142,7 +143,8 @@ impl MicroBatchSearch {
         search.limit_bytes
     }
 
-    /// The largest size up to `at_most` under which the effective batch is exact with this normalization.
+    /// The largest size up to `at_most` under which the effective batch is exact with this
+    /// normalization.
     pub(crate) fn largest_allowed(&self, at_most: usize) -> usize {
         match self.normalization {
             Normalization::Mean => largest_divisor(self.effective_batch, at_most),

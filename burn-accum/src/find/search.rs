@@ -1,13 +1,15 @@
 //! Which sizes are tried. No burn import.
 //!
-//! Sizes are doubled, from one or from what an estimate says, until one does not fit, and then halved in between. The largest sizes that
-//! fit determine a line, the fixed part and the bytes per item: a size that it predicts not to fit is not tried, but the largest that it
-//! predicts to fit. The size that is found was measured.
+//! Sizes are doubled, from one or from what an estimate says, until one does not fit, and then
+//! halved in between. The largest sizes that fit determine a line, the fixed part and the bytes per
+//! item: a size that it predicts not to fit is not tried, but the largest that it predicts to fit.
+//! The size that is found was measured.
 //!
-//! Memory does not always grow linearly: from some size on a kernel takes a workspace, or activations outgrow the optimizer's step. A
-//! line across such a size is too steep and would end the search too early. So where a line is steeper than the one before it, a size
-//! between its two ends is measured, which is known to fit. Under a byte budget for activations memory hardly grows, and may fall a
-//! little: a size then counts with the peak of the smaller one.
+//! Memory does not always grow linearly: from some size on a kernel takes a workspace, or
+//! activations outgrow the optimizer's step. A line across such a size is too steep and would end
+//! the search too early. So where a line is steeper than the one before it, a size between its two
+//! ends is measured, which is known to fit. Under a byte budget for activations memory hardly
+//! grows, and may fall a little: a size then counts with the peak of the smaller one.
 
 use std::collections::BTreeMap;
 
@@ -22,8 +24,8 @@ const MOST_TRIALS: usize = 40;
 /// If a line is this many times steeper than the one before it, memory may jump between its ends.
 const STEEPER: f64 = 1.25;
 
-/// A size takes at least this part of what a smaller one takes; less means that the probe misses peaks. It is below 1 because a byte
-/// budget for activations evicts other tensors with every size.
+/// A size takes at least this part of what a smaller one takes; less means that the probe misses
+/// peaks. It is below 1 because a byte budget for activations evicts other tensors with every size.
 const LEAST: f64 = 0.5;
 
 /// The measurement of a trial.
@@ -167,8 +169,8 @@ impl State {
         Some(if allowed > largest { allowed } else { goal })
     }
 
-    /// A smaller size, where all that were tried are too large: once by the estimate's bytes per item, then at most half, because the
-    /// estimate may be far off.
+    /// A smaller size, where all that were tried are too large: once by the estimate's bytes per
+    /// item, then at most half, because the estimate may be far off.
     fn smaller(&self) -> usize {
         let (too_large, peak_bytes) = self.too_large.expect("a size was tried");
         let item_bytes = self.search.start.map_or(0, |start| start.item_bytes);
@@ -194,8 +196,8 @@ impl State {
         Some((*size, *bytes))
     }
 
-    /// The line through the largest size that fits and one below, or else the smallest that does not: fixed part and bytes per item.
-    /// `None` with one size alone.
+    /// The line through the largest size that fits and one below, or else the smallest that does
+    /// not: fixed part and bytes per item. `None` with one size alone.
     fn line(&self) -> Option<(f64, f64)> {
         let largest = self.largest();
         let slope = match (self.below(largest.0), self.too_large) {

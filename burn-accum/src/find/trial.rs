@@ -26,13 +26,15 @@ impl<T, E: Display> StepResult for Result<T, E> {
     }
 }
 
-/// Only one thread runs a trial at a time: trials would measure each other, and there is one panic hook.
+/// Only one thread runs a trial at a time: trials would measure each other, and there is one panic
+/// hook.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Runs `work` and returns why it failed, if it did: its error, or the message of its panic, which is not printed.
+/// Runs `work` and returns why it failed, if it did: its error, or the message of its panic, which
+/// is not printed.
 ///
-/// A panic of any other thread meanwhile is a failure too: CubeCL allocates on the device's thread, which survives the panic of a
-/// failed allocation and does not report it to the waiting thread.
+/// A panic of any other thread meanwhile is a failure too: CubeCL allocates on the device's thread,
+/// which survives the panic of a failed allocation and does not report it to the waiting thread.
 pub(crate) fn attempt<R: StepResult>(work: impl FnOnce() -> R) -> Result<(), String> {
     let _turn = TURN.lock();
     let first_panic = Arc::new(Mutex::new(None));

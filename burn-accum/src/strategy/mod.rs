@@ -27,12 +27,14 @@ pub use progress::AccumProgress;
 use crate::{AccumError, UpdateCounter, multi_steps::raise};
 use training::Training;
 
-/// Burn's training on one device, for an optimizer with a [`MultiSteps`](crate::MultiSteps) in it: the last window of
-/// an epoch is applied with its true weights before the model is validated and recorded.
+/// Burn's training on one device, for an optimizer with a [`MultiSteps`](crate::MultiSteps) in it:
+/// the last window of an epoch is applied with its true weights before the model is validated and
+/// recorded.
 ///
-/// Everything else is as Burn does it: metrics, validation, records, resuming, early stopping, interrupter, summary,
-/// events. With windows of one micro-batch the two are the same, bit for bit. The only difference: early stopping and the
-/// choice of records wait for the metrics of an epoch's last items; Burn may decide before.
+/// Everything else is as Burn does it: metrics, validation, records, resuming, early stopping,
+/// interrupter, summary, events. With windows of one micro-batch the two are the same, bit for bit.
+/// The only difference: early stopping and the choice of records wait for the metrics of an epoch's
+/// last items; Burn may decide before.
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -71,27 +73,31 @@ use training::Training;
 ///
 /// # What is counted
 ///
-/// `items` in Burn's progress are those of the data loader. `iteration` is the number of *updates* in the epoch before
-/// the item was shown, where Burn counts batches: with windows of one there is no difference. [`AccumProgress`] shows
-/// micro-batches and updates side by side, [`UpdatesMetric`](crate::UpdatesMetric) plots updates since the training
-/// began. The update that ends the epoch comes after the epoch's last item.
+/// `items` in Burn's progress are those of the data loader. `iteration` is the number of *updates*
+/// in the epoch before the item was shown, where Burn counts batches: with windows of one there is
+/// no difference. [`AccumProgress`] shows micro-batches and updates side by side,
+/// [`UpdatesMetric`](crate::UpdatesMetric) plots updates since the training began. The update that
+/// ends the epoch comes after the epoch's last item.
 ///
-/// The scheduler is stepped once a micro-batch, as in Burn: [`PerUpdate`](crate::PerUpdate) makes it once an update, the
-/// one at the end of the epoch included.
+/// The scheduler is stepped once a micro-batch, as in Burn: [`PerUpdate`](crate::PerUpdate) makes
+/// it once an update, the one at the end of the epoch included.
 ///
-/// A `TrainStep::optimize` of your own is also called when training begins and when windows are applied, without gradients.
+/// A `TrainStep::optimize` of your own is also called when training begins and when windows are
+/// applied, without gradients.
 ///
 /// # When it stops early
 ///
-/// As in Burn, an interrupted epoch is neither validated nor recorded, and training resumes from the record of the
-/// epoch before. The returned model has seen every micro-batch: the partial window is applied to it.
+/// As in Burn, an interrupted epoch is neither validated nor recorded, and training resumes from
+/// the record of the epoch before. The returned model has seen every micro-batch: the partial
+/// window is applied to it.
 ///
 /// # Panics
 ///
-/// Before the first step, with the message of an [`AccumError`]: [`NoMultiSteps`](AccumError::NoMultiSteps) if nothing in
-/// the Learner's optimizer counts updates in the counter that the strategy was made with,
-/// [`SecondAccumulation`](AccumError::SecondAccumulation) beside Burn's own `grads_accumulation`. Steps panic as those of
-/// a `MultiSteps`.
+/// Before the first step, with the message of an [`AccumError`]:
+/// [`NoMultiSteps`](AccumError::NoMultiSteps) if nothing in the Learner's optimizer counts updates
+/// in the counter that the strategy was made with,
+/// [`SecondAccumulation`](AccumError::SecondAccumulation) beside Burn's own `grads_accumulation`.
+/// Steps panic as those of a `MultiSteps`.
 #[derive(Clone, Debug)]
 pub struct AccumulatingStrategy<B: AutodiffBackend> {
     updates: UpdateCounter,
@@ -102,19 +108,21 @@ pub struct AccumulatingStrategy<B: AutodiffBackend> {
 /// What happens to a window that is not complete when an epoch ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum EpochTail {
-    /// It is an update, of the micro-batches that are in it (Accelerate, Lightning; these divide by the full length).
-    /// The default.
+    /// It is an update, of the micro-batches that are in it (Accelerate, Lightning; these divide by
+    /// the full length). The default.
     #[default]
     Apply,
-    /// It continues in the next epoch (DeepSpeed), and the record holds it. Use it where epochs only interrupt an endless
-    /// stream to validate and to save. A window open at the end of training is applied to the returned model, and
-    /// also remains in the record: training that is resumed continues as if it had not ended.
+    /// It continues in the next epoch (DeepSpeed), and the record holds it. Use it where epochs
+    /// only interrupt an endless stream to validate and to save. A window open at the end of
+    /// training is applied to the returned model, and also remains in the record: training that is
+    /// resumed continues as if it had not ended.
     Carry,
 }
 
 impl<B: AutodiffBackend> AccumulatingStrategy<B> {
-    /// Trains where the model is (its first parameter), as Burn's Learner does by default; `updates` are those of the
-    /// `MultiSteps` that goes into the Learner: see [`MultiSteps::updates`](crate::MultiSteps::updates).
+    /// Trains where the model is (its first parameter), as Burn's Learner does by default;
+    /// `updates` are those of the `MultiSteps` that goes into the Learner: see
+    /// [`MultiSteps::updates`](crate::MultiSteps::updates).
     pub fn new(updates: &UpdateCounter) -> Self {
         Self {
             updates: updates.clone(),
@@ -130,14 +138,16 @@ impl<B: AutodiffBackend> AccumulatingStrategy<B> {
         self
     }
 
-    /// Chooses what happens to a window that is not complete when an epoch ends. Default [`EpochTail::Apply`].
+    /// Chooses what happens to a window that is not complete when an epoch ends. Default
+    /// [`EpochTail::Apply`].
     #[must_use]
     pub fn with_tail(mut self, tail: EpochTail) -> Self {
         self.tail = tail;
         self
     }
 
-    /// Whether the optimizer uses this strategy's counter. It sends a request, because wrappers do not expose what they wrap.
+    /// Whether the optimizer uses this strategy's counter. It sends a request, because wrappers do
+    /// not expose what they wrap.
     fn check_optimizer<LC>(&self, learner: &mut Learner<LC>) -> Result<(), AccumError>
     where
         LC: LearningComponentsTypes<Backend = B>,

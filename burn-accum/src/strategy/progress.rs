@@ -12,10 +12,11 @@ use burn::train::{
 };
 
 /// A renderer that shows micro-batches and updates of the epoch, under an
-/// [`AccumulatingStrategy`](crate::AccumulatingStrategy), where Burn's shows one number named "Iteration".
+/// [`AccumulatingStrategy`](crate::AccumulatingStrategy), where Burn's shows one number named
+/// "Iteration".
 ///
-/// It changes the indicators that are shown in a terminal (`tui`) or by a renderer of your own. Burn's `CliMetricsRenderer`
-/// prints only `iteration`, which counts updates, and the items.
+/// It changes the indicators that are shown in a terminal (`tui`) or by a renderer of your own.
+/// Burn's `CliMetricsRenderer` prints only `iteration`, which counts updates, and the items.
 ///
 /// ```
 /// use burn::train::renderer::CliMetricsRenderer;

@@ -78,13 +78,14 @@ impl<LC: LearningComponentsTypes> Training<LC> {
         interrupted
     }
 
-    /// Applies the partial window, at the learning rate of its last micro-batch. Does nothing if this training had no micro-batch,
-    /// because then there is no learning rate.
+    /// Applies the partial window, at the learning rate of its last micro-batch. Does nothing if
+    /// this training had no micro-batch, because then there is no learning rate.
     pub(super) fn apply_window(&mut self) {
         if self.micro_batches == 0 {
             return;
         }
-        // Regardless of the counter: a scaler with deferred detection may undo an update, which opens the window again.
+        // Regardless of the counter: a scaler with deferred detection may undo an update, which
+        // opens the window again.
         flush(|nothing| self.learner.optimizer_step(nothing));
     }
 
@@ -117,11 +118,13 @@ impl<LC: LearningComponentsTypes> Training<LC> {
         self.settle_metrics();
     }
 
-    /// Waits until the loggers have the metrics of all items, because early stopping and the choice of records read them there; Burn may
-    /// decide without the last ones. Burn's file logger may still be read before it has written.
+    /// Waits until the loggers have the metrics of all items, because early stopping and the choice
+    /// of records read them there; Burn may decide without the last ones. Burn's file logger may
+    /// still be read before it has written.
     ///
-    /// The channel to the thread that computes metrics holds one event, so it accepts the second event here only when all events
-    /// before the first have been handled. `Start` of a validation has no effect on metrics.
+    /// The channel to the thread that computes metrics holds one event, so it accepts the second
+    /// event here only when all events before the first have been handled. `Start` of a validation
+    /// has no effect on metrics.
     fn settle_metrics(&mut self) {
         for _ in 0..2 {
             self.processor.process_valid(LearnerEvent::Start);

@@ -122,7 +122,8 @@ fn a_tied_parameter_is_clipped_once() {
     a.assert_approx_eq::<f32>(&expected, Default::default());
 }
 
-/// Around a window it clips micro-batches: what travels with the gradients gets through, and is not part of the norm.
+/// Around a window it clips micro-batches: what travels with the gradients gets through, and is not
+/// part of the norm.
 #[test]
 fn counts_pass() {
     let start = net();

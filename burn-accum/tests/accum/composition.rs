@@ -26,8 +26,8 @@ fn scaler(detection: Detection) -> GradScaler {
         .with_detection(detection)
 }
 
-/// Wherever the overflow is in the window: it is dropped, the scale backs off at once, and the window is completed
-/// with the next finite micro-batches.
+/// Wherever the overflow is in the window: it is dropped, the scale backs off at once, and the
+/// window is completed with the next finite micro-batches.
 #[test]
 fn a_scaler_outside_drops_the_micro_batch() {
     for (bad, detection, non_finite) in (0..4).flat_map(|bad| {
@@ -67,7 +67,8 @@ fn a_scaler_outside_drops_the_micro_batch() {
     }
 }
 
-/// As with PyTorch's `scaler.update()`, once an optimizer step; an overflow lowers the scale at once.
+/// As with PyTorch's `scaler.update()`, once an optimizer step; an overflow lowers the scale at
+/// once.
 #[test]
 fn a_scaler_outside_counts_updates_towards_growth() {
     let config = GradScalerConfig {
@@ -154,7 +155,8 @@ fn a_scaler_that_would_never_see_an_overflow_is_refused() {
     panic_of(|| optimizer.step(0.1, net.clone(), gradients(&net, 0, &[], &[])));
 }
 
-/// The scaler leaves it to the `MultiSteps` to add up the devices' gradients: their sum would be one micro-batch.
+/// The scaler leaves it to the `MultiSteps` to add up the devices' gradients: their sum would be
+/// one micro-batch.
 #[test]
 fn a_scaler_outside_leaves_the_devices_micro_batches_apart() {
     fn train(
@@ -254,7 +256,8 @@ fn records_nest() {
     }
 }
 
-/// The update of a flushed window makes parameters as that of a full one does: the scaler knows the losses that are computed from them.
+/// The update of a flushed window makes parameters as that of a full one does: the scaler knows the
+/// losses that are computed from them.
 #[test]
 fn losses_after_a_flushed_window_are_scaled() {
     type F = Autocast<Autodiff<Flex>, F16>;

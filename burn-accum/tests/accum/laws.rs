@@ -24,7 +24,8 @@ fn adamw() -> impl Optimizer<Net<B>, B> {
     AdamWConfig::new().init()
 }
 
-/// Windows of micro-batches of several numbers of rows, with Tokens; and with Mean where all are equal.
+/// Windows of micro-batches of several numbers of rows, with Tokens; and with Mean where all are
+/// equal.
 fn windows_are_batches<O: Optimizer<Net<B>, B>>(inner: O) {
     for rows in [&[4, 4, 4, 4][..], &[1, 7, 2, 5], &[3], &[6, 1]] {
         window_is_batch(inner.clone(), rows, Normalization::Tokens);

@@ -1,4 +1,5 @@
-//! In Burn's own Learner, unmodified: one device, several devices with their worker threads, Burn's own accumulation.
+//! In Burn's own Learner, unmodified: one device, several devices with their worker threads, Burn's
+//! own accumulation.
 
 use std::sync::Arc;
 
@@ -97,7 +98,8 @@ fn train(
     (result.model.net, counter.updates())
 }
 
-/// However the ten rows are cut up and wherever they are added up, each epoch is one update of their mean.
+/// However the ten rows are cut up and wherever they are added up, each epoch is one update of
+/// their mean.
 #[test]
 fn an_epoch_in_micro_batches_is_one_batch() {
     let start = Model {

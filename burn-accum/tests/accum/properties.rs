@@ -1,5 +1,5 @@
-//! Random windows, weights, missing gradients, bad micro-batches, tails and stops, against a model of plain f64
-//! arithmetic.
+//! Random windows, weights, missing gradients, bad micro-batches, tails and stops, against a model
+//! of plain f64 arithmetic.
 
 use burn::{
     module::list_param_ids,

@@ -30,7 +30,8 @@ fn step<O: Optimizer<Net<B>, B>>(optimizer: &mut O, net: Net<B>, number: usize) 
     optimizer.step(0.05, net, gradients)
 }
 
-/// Some micro-steps, a round trip of the record, some more: the same as without a stop, wherever it is.
+/// Some micro-steps, a round trip of the record, some more: the same as without a stop, wherever it
+/// is.
 fn resumes_everywhere<O, R>(inner: O, round_trip: R)
 where
     O: Optimizer<Net<B>, B>,
@@ -113,7 +114,8 @@ fn half_precision_recorders_keep_the_sums() {
     });
 }
 
-/// The sums that are loaded are gradients: under autocast the optimizer's products of them stay f32, as without a stop.
+/// The sums that are loaded are gradients: under autocast the optimizer's products of them stay
+/// f32, as without a stop.
 #[test]
 fn sums_of_a_loaded_window_are_gradients() {
     type Mixed = Autocast<B, Bf16>;
@@ -183,7 +185,8 @@ fn records_of_the_inner_optimizer_alone_load() {
     }
 }
 
-/// The partial window is kept, and ends when the new length is reached or at the next micro-step if it is exceeded.
+/// The partial window is kept, and ends when the new length is reached or at the next micro-step if
+/// it is exceeded.
 #[test]
 fn a_record_loads_under_another_window_length() {
     let sgd = || SgdConfig::new().init::<B, Net<B>>();

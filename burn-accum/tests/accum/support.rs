@@ -1,4 +1,5 @@
-//! A small network, batches for it, and gradients that are made up where a test wants particular ones.
+//! A small network, batches for it, and gradients that are made up where a test wants particular
+//! ones.
 
 use burn::{
     backend::Autodiff,
@@ -22,7 +23,8 @@ pub struct Net<B: Backend> {
 /// The paths of a [`Net`]'s parameters, in module order.
 pub const PATHS: [&str; 4] = ["first.weight", "first.bias", "second.weight", "second.bias"];
 
-/// With fixed weights: AdamW divides by gradients, and where weights are drawn a gradient may be a rounding error.
+/// With fixed weights: AdamW divides by gradients, and where weights are drawn a gradient may be a
+/// rounding error.
 pub fn net() -> Net<B> {
     let values = |shape: &[usize], wave: f32| {
         let count = shape.iter().product();
@@ -90,7 +92,8 @@ impl Net<B> {
     }
 }
 
-/// Made-up gradients: finite ones, but for one element of each parameter in `bad`, and none for those in `missing`.
+/// Made-up gradients: finite ones, but for one element of each parameter in `bad`, and none for
+/// those in `missing`.
 pub fn gradients(net: &Net<B>, step: usize, bad: &[usize], missing: &[usize]) -> GradientsParams {
     let mut filler = Filler {
         gradients: GradientsParams::new(),
@@ -155,7 +158,8 @@ impl<B: Backend> ModuleVisitor<B> for Reader {
     }
 }
 
-/// Equal to f32 rounding: so far apart, relative to the largest element of the tensor, may two orders of summation be.
+/// Equal to f32 rounding: so far apart, relative to the largest element of the tensor, may two
+/// orders of summation be.
 pub fn assert_close<B: Backend>(left: &Net<B>, right: &Net<B>, tolerance: f32) {
     for ((left, right), path) in floats(left).iter().zip(floats(right)).zip(PATHS) {
         let largest = left.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));

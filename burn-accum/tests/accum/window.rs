@@ -1,4 +1,5 @@
-//! What is in a window: missing gradients, tails, schedules, non-finite micro-batches, data types, devices.
+//! What is in a window: missing gradients, tails, schedules, non-finite micro-batches, data types,
+//! devices.
 
 use burn::{
     module::{Module, ModuleMapper, Param},

@@ -1,4 +1,5 @@
-//! The search for a micro-batch, on peaks that are made up. In a process of its own: a trial sees the panics of all threads.
+//! The search for a micro-batch, on peaks that are made up. In a process of its own: a trial sees
+//! the panics of all threads.
 
 mod partition;
 mod report;

@@ -101,7 +101,8 @@ fn it_stops_early_at_the_same_epoch() {
     assert_same(&ours, &burns, 2);
 }
 
-/// Burn's own loop may ask before the metrics of the last items are there, and then stop at another epoch.
+/// Burn's own loop may ask before the metrics of the last items are there, and then stop at another
+/// epoch.
 #[test]
 fn early_stopping_sees_the_whole_epoch() {
     let _turn = crate::turn();
@@ -144,7 +145,8 @@ fn validation_losses(outcome: &Outcome<B>) -> Vec<f64> {
 #[test]
 fn it_is_interrupted_in_the_same_way() {
     let _turn = crate::turn();
-    // In the second epoch of training, and in the first validation, after which Burn begins another epoch.
+    // In the second epoch of training, and in the first validation, after which Burn begins another
+    // epoch.
     for (at, recorded) in [(9, 0), (1001, 1)] {
         let interrupted = || {
             let mut setup = setup();

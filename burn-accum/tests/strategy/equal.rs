@@ -1,4 +1,5 @@
-//! A training in two ways, and that they are the same: for strategies that promise Burn's, here and in burn-zero.
+//! A training in two ways, and that they are the same: for strategies that promise Burn's, here and
+//! in burn-zero.
 
 use std::sync::LazyLock;
 

@@ -127,8 +127,8 @@ impl Directory {
         self.record("optim", epoch).exists()
     }
 
-    /// The bytes of the model's and the scheduler's record, and the optimizer's, whose parameters Burn writes in the
-    /// random order of a hash map.
+    /// The bytes of the model's and the scheduler's record, and the optimizer's, whose parameters
+    /// Burn writes in the random order of a hash map.
     pub fn records(&self, epoch: usize) -> (String, String, Value) {
         let read = |name| std::fs::read_to_string(self.record(name, epoch)).unwrap();
         let optimizer = serde_json::from_str(&read("optim")).unwrap();

@@ -29,7 +29,8 @@ const RATE: f64 = 0.05;
 /// The gradients of rows of weight 1 fit into f16 at this scale.
 const SCALE: f32 = 1024.0;
 
-/// Of a row whose loss is finite, and whose gradient leaves f16 at this scale and at those that follow.
+/// Of a row whose loss is finite, and whose gradient leaves f16 at this scale and at those that
+/// follow.
 const HEAVY: f32 = 3e6;
 
 /// The rows of an epoch; the micro-batches `overflowing` hold a heavy one.
@@ -92,8 +93,9 @@ fn distance<A: Backend, B: Backend>(from: &Model<A>, to: &Model<B>) -> f32 {
     pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-/// Wherever micro-batches overflow, in a window, at its end, in the tail: they are dropped, the scale falls at once,
-/// the window is completed with the next finite ones, and the epoch's last with what there is.
+/// Wherever micro-batches overflow, in a window, at its end, in the tail: they are dropped, the
+/// scale falls at once, the window is completed with the next finite ones, and the epoch's last
+/// with what there is.
 #[test]
 fn overflowed_micro_batches_are_dropped_and_the_rest_is_their_union() {
     let _turn = crate::turn();

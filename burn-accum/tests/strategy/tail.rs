@@ -91,8 +91,8 @@ fn for_adamw() {
     ten_micro_batches_are_three_updates(AdamWConfig::new().init(), 2e-5);
 }
 
-/// Muon multiplies small singular values of the gradient, and what is rounded off in them, with up to 3.4445 in each of
-/// its five steps.
+/// Muon multiplies small singular values of the gradient, and what is rounded off in them, with up
+/// to 3.4445 in each of its five steps.
 #[test]
 fn for_muon() {
     let _turn = crate::turn();
@@ -125,8 +125,8 @@ fn counted_items_are_weighted_wherever_they_are() {
     assert_close(&ours.model, &batches(start, sgd(), epochs), 2e-5);
 }
 
-/// A micro-batch that is not finite is dropped with its weight, in a window and in a tail; a tail of nothing else is
-/// no update, and the schedule does not advance by it.
+/// A micro-batch that is not finite is dropped with its weight, in a window and in a tail; a tail
+/// of nothing else is no update, and the schedule does not advance by it.
 #[test]
 fn what_is_dropped_has_no_weight() {
     let _turn = crate::turn();
@@ -231,7 +231,8 @@ fn the_epoch_is_complete_when_it_is_validated_and_recorded() {
     assert_eq!(losses(&applied).len(), 2);
 }
 
-/// Windows that are carried over are those of one long epoch; the model that is returned has seen what is left.
+/// Windows that are carried over are those of one long epoch; the model that is returned has seen
+/// what is left.
 #[test]
 fn a_window_may_go_on_in_the_next_epoch() {
     let _turn = crate::turn();

@@ -71,7 +71,8 @@ fn after(prefix: &str, lines: &Lines) -> Vec<String> {
     after.map(str::to_owned).collect()
 }
 
-/// Remembers the values as well: early stopping reads them. Burn's files are read before they are written, sometimes.
+/// Remembers the values as well: early stopping reads them. Burn's files are read before they are
+/// written, sometimes.
 pub struct WatchedLogger {
     lines: Lines,
     memory: InMemoryMetricLogger,

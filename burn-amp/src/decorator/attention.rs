@@ -1,8 +1,9 @@
 //! Scaled dot product attention.
 //!
-//! Autodiff's attention is a composition of operations of its inner backend, which would run the softmax in the low type
-//! and bypass the table. Over an autodiff backend it is therefore composed here, from this decorator's own operations, unless a decorator
-//! of autodiff differentiates it as one operation.
+//! Autodiff's attention is a composition of operations of its inner backend, which would run the
+//! softmax in the low type and bypass the table. Over an autodiff backend it is therefore composed
+//! here, from this decorator's own operations, unless a decorator of autodiff differentiates it as
+//! one operation.
 
 use burn_backend::ops::AttentionModuleOptions;
 use burn_backend::ops::attention::attention_fallback;
@@ -16,7 +17,8 @@ use super::tensor::AutocastTensor;
 use crate::cast::{Cast, Operands};
 use crate::policy::{Mode, Off, Policy, autocast};
 
-/// `softmax(query keyᵀ scale) value` for `[batch, heads, sequence, width]` tensors of `Autocast<B, P>`.
+/// `softmax(query keyᵀ scale) value` for `[batch, heads, sequence, width]` tensors of
+/// `Autocast<B, P>`.
 pub(super) fn attention<B: Backend, P: Policy>(
     row: Cast,
     query: FloatTensor<Autocast<B, P>>,
@@ -39,8 +41,9 @@ pub(super) fn attention<B: Backend, P: Policy>(
     let value = value.brought::<B>(target);
     let bias = bias.map(|bias| bias.brought::<B>(target));
 
-    // Burn's composed attention, which backends without a fused kernel use too, scales the product of query and key. The unscaled
-    // product may exceed f16's range, so the operands are scaled instead.
+    // Burn's composed attention, which backends without a fused kernel use too, scales the product
+    // of query and key. The unscaled product may exceed f16's range, so the operands are scaled
+    // instead.
     let (query, key, options) = match mode.low() {
         Some(FloatDType::F16) if query.dtype() == DType::F16 => {
             scale_first::<B>(query, key, options)

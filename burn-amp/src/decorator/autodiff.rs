@@ -16,8 +16,9 @@ use crate::watch::in_backward;
 
 /// The gradients of a backward pass of [`Autocast`], which were computed from a scaled loss.
 ///
-/// Reading one returns the true gradient, unscaled in f32: clipping, accumulation, optimizers and the Learner never get a
-/// scaled one. The scale is the one that this backward pass used, even if the [`GradScaler`](crate::GradScaler)'s has changed since.
+/// Reading one returns the true gradient, unscaled in f32: clipping, accumulation, optimizers and
+/// the Learner never get a scaled one. The scale is the one that this backward pass used, even if
+/// the [`GradScaler`](crate::GradScaler)'s has changed since.
 pub struct ScaledGradients<B: AutodiffBackend> {
     inner: B::Gradients,
     /// What the loss was multiplied with.
@@ -76,7 +77,8 @@ impl<B: AutodiffBackend, P: Policy> AutodiffBackend for Autocast<B, P> {
             see(flat::<B::InnerBackend>(B::inner(loss.clone())));
         }
         let device = B::float_device(&loss);
-        // bf16 and f32 have the range and need no scale; a scaler that was made on this thread is still used.
+        // bf16 and f32 have the range and need no scale; a scaler that was made on this thread is
+        // still used.
         let needs = Mode::current::<P>().low() == Some(FloatDType::F16);
         let unscaled = || flat_inner::<B, P>(&loss);
         let active = active_scale(&device, lineage, needs, unscaled);
@@ -142,7 +144,8 @@ impl<B: AutodiffBackend, P: Policy> AutodiffBackend for Autocast<B, P> {
     }
 
     fn from_inner(tensor: FloatTensor<Self::InnerBackend>) -> FloatTensor<Self> {
-        // A parameter that an optimizer computed from a gradient takes part in the next forward pass like any other.
+        // A parameter that an optimizer computed from a gradient takes part in the next forward
+        // pass like any other.
         let lineage = match (UNDER_WAY.get(), tensor.lineage) {
             (Some(step), _) => {
                 UNDER_WAY.set(Some(UnderWay {

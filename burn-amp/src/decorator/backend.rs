@@ -10,9 +10,9 @@ use crate::policy::{Bf16, Policy};
 /// A backend that picks the precision of every operation by itself: `Autocast<Autodiff<Cuda>>`.
 ///
 /// Parameters, gradients and optimizer state stay f32; each operation runs in the class that
-/// [`op_table`](crate::op_table) gives it under policy `P`. Put it outside of `Autodiff`: the casts are then part of the
-/// graph, saved activations are in the low type, and backward operations run in the type of their forward. This is
-/// PyTorch's order and reason.
+/// [`op_table`](crate::op_table) gives it under policy `P`. Put it outside of `Autodiff`: the casts
+/// are then part of the graph, saved activations are in the low type, and backward operations run
+/// in the type of their forward. This is PyTorch's order and reason.
 ///
 /// Nothing else changes in user code: the backend alias is the only line.
 ///

@@ -6,7 +6,8 @@ use super::check::ensure_dtype;
 use crate::cast::is_low;
 use crate::policy::{Mode, Policy};
 
-/// A scalar that is about to be written into a tensor of type `dtype`, kept finite if it is and the mode lowers tensors.
+/// A scalar that is about to be written into a tensor of type `dtype`, kept finite if it is and the
+/// mode lowers tensors.
 #[inline]
 pub(crate) fn within<P: Policy>(value: Scalar, dtype: Option<FloatDType>) -> Scalar {
     let lowers = || Mode::current::<P>().low().is_some();

@@ -1,4 +1,5 @@
-//! Refuses a device that cannot compute in the low type, before a kernel fails with a less clear message.
+//! Refuses a device that cannot compute in the low type, before a kernel fails with a less clear
+//! message.
 
 use std::any::TypeId;
 use std::cell::Cell;
@@ -60,11 +61,13 @@ fn usage(usage: DTypeUsageSet) -> String {
 }
 
 thread_local! {
-    /// The last backend, device and type that passed: a cast then compares with it instead of querying the device.
+    /// The last backend, device and type that passed: a cast then compares with it instead of
+    /// querying the device.
     static PASSED: Cell<Option<(TypeId, DeviceId, FloatDType)>> = const { Cell::new(None) };
 }
 
-/// Panics with [`AmpError::UnsupportedDtype`]'s message unless the tensor's device can do the type, and on LibTorch that is not mended.
+/// Panics with [`AmpError::UnsupportedDtype`]'s message unless the tensor's device can do the type,
+/// and on LibTorch that is not mended.
 #[inline]
 pub(super) fn ensure_dtype<B: Backend>(tensor: &FloatTensor<B>, dtype: FloatDType) {
     let device = device_of!(B, float_device, tensor);

@@ -8,12 +8,14 @@ use super::tensor::AutocastTensor;
 use crate::cast::{Cast, Operands};
 use crate::policy::{Mode, Policy};
 
-/// Runs an operation of your own on the inner backend as if it were a row of the table: its float operands are cast to the type
-/// that `class` says under the policy of this thread, and the result is marked as a gradient if an operand is.
+/// Runs an operation of your own on the inner backend as if it were a row of the table: its float
+/// operands are cast to the type that `class` says under the policy of this thread, and the result
+/// is marked as a gradient if an operand is.
 ///
-/// For implementing a trait of your own, such as that of a fused kernel, for [`Autocast`]. As PyTorch's
-/// `torch.amp.custom_fwd(cast_inputs=..)`: `Cast::Lower` for the low type, `Cast::Full` for f32. Under
-/// [`F32`](crate::F32) low operands are raised whatever the class. Costs the casts, and nothing where none are needed.
+/// For implementing a trait of your own, such as that of a fused kernel, for [`Autocast`]. As
+/// PyTorch's `torch.amp.custom_fwd(cast_inputs=..)`: `Cast::Lower` for the low type, `Cast::Full`
+/// for f32. Under [`F32`](crate::F32) low operands are raised whatever the class. Costs the casts,
+/// and nothing where none are needed.
 ///
 /// ```
 /// use burn::backend::Autodiff;

@@ -1,7 +1,7 @@
 //! Every operation, made from its row.
 //!
-//! A method gets the common type of its float operands from the policy, casts them to it, calls the inner
-//! backend and wraps the result. The macros below do so for each kind of operand and result.
+//! A method gets the common type of its float operands from the policy, casts them to it, calls the
+//! inner backend and wraps the result. The macros below do so for each kind of operand and result.
 #![deny(clippy::missing_trait_methods)]
 
 use burn_backend::{Backend, FloatDType, TensorMetadata};
@@ -77,7 +77,8 @@ pub(super) struct Row {
     computes: bool,
 }
 
-/// Whether an operation of a work class computes with its operands: one that moves or reads them gains nothing in f32.
+/// Whether an operation of a work class computes with its operands: one that moves or reads them
+/// gains nothing in f32.
 const fn computes(work: &str) -> bool {
     !matches!(work.as_bytes(), b"view" | b"pass")
 }

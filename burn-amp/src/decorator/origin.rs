@@ -1,15 +1,17 @@
 //! How a tensor was computed, where an operation that takes it can use that.
 //!
-//! Burn's losses, norms and activations are written with plain operations. In a low type a difference, a product or a probability
-//! would be rounded, or leave the range, before the loss makes an f32 number of it; PyTorch's losses are single operations that begin
-//! in f32. So a low result remembers its operands, and an operation of class `full` computes it from these in f32 rather than from
-//! the rounded result.
+//! Burn's losses, norms and activations are written with plain operations. In a low type a
+//! difference, a product or a probability would be rounded, or leave the range, before the loss
+//! makes an f32 number of it; PyTorch's losses are single operations that begin in f32. So a low
+//! result remembers its operands, and an operation of class `full` computes it from these in f32
+//! rather than from the rounded result.
 
 use std::fmt;
 use std::sync::OnceLock;
 
-/// How many operations, one on the result of another, are computed again in f32: as many as burn-nn's longest loss has between its
-/// operands and its first f32 operation, and two more. It bounds the tensors that a result keeps.
+/// How many operations, one on the result of another, are computed again in f32: as many as
+/// burn-nn's longest loss has between its operands and its first f32 operation, and two more. It
+/// bounds the tensors that a result keeps.
 pub(super) const MOST_STEPS: u8 = 6;
 
 /// How a tensor was computed.
@@ -30,7 +32,8 @@ pub(super) struct Low<T> {
     compute: Option<Box<dyn Fn() -> T + Send + Sync>>,
     /// Through how many operations.
     steps: u8,
-    /// The f32 statistic that was cast to this low tensor by an explicit cast: only a division by it uses it.
+    /// The f32 statistic that was cast to this low tensor by an explicit cast: only a division by
+    /// it uses it.
     statistic: Option<T>,
 }
 
@@ -61,7 +64,8 @@ impl<T> Origin<T> {
         })
     }
 
-    /// A low tensor whose f32 value is computed from operands, which are computed again through `steps` operations.
+    /// A low tensor whose f32 value is computed from operands, which are computed again through
+    /// `steps` operations.
     pub(super) fn computed(steps: u8, compute: impl Fn() -> T + Send + Sync + 'static) -> Self {
         Self::Low(Low {
             wide: OnceLock::new(),

@@ -8,7 +8,8 @@ use super::bring::bring;
 use super::origin::{MOST_STEPS, Origin};
 use crate::cast::{Lineage, is_low};
 
-/// A float tensor of [`Autocast`](crate::Autocast): the inner backend's tensor, which reports its own type, and its [`Lineage`].
+/// A float tensor of [`Autocast`](crate::Autocast): the inner backend's tensor, which reports its
+/// own type, and its [`Lineage`].
 #[derive(Clone, Debug)]
 pub struct AutocastTensor<T> {
     pub(crate) tensor: T,
@@ -55,8 +56,8 @@ impl<T> AutocastTensor<T> {
 }
 
 impl<T: TensorMetadata> AutocastTensor<T> {
-    /// The result of an operation. Low results share one cast to f32 among all that need it, so that their gradients are added in f32
-    /// and rounded once.
+    /// The result of an operation. Low results share one cast to f32 among all that need it, so
+    /// that their gradients are added in f32 and rounded once.
     #[inline]
     pub(super) fn result(tensor: T, lineage: Lineage) -> Self {
         let low = is_low(tensor.dtype().into());
@@ -78,7 +79,8 @@ impl<T: TensorMetadata> AutocastTensor<T> {
         self.origin.as_ref().map_or(0, |origin| origin.steps())
     }
 
-    /// The operand of a computation that may be repeated in f32: without its own where that would keep too many tensors.
+    /// The operand of a computation that may be repeated in f32: without its own where that would
+    /// keep too many tensors.
     pub(super) fn kept(self) -> Self {
         if self.steps() < MOST_STEPS {
             self
@@ -87,7 +89,8 @@ impl<T: TensorMetadata> AutocastTensor<T> {
         }
     }
 
-    /// The tensor in f32, if it is low: computed in f32 from the operands of the operation that it comes from, where those are known.
+    /// The tensor in f32, if it is low: computed in f32 from the operands of the operation that it
+    /// comes from, where those are known.
     pub(super) fn raised<B: BackendTypes<FloatTensorPrimitive = T> + Backend>(self) -> T {
         if !self.is_low() {
             return self.tensor;

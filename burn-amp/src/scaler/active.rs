@@ -107,11 +107,11 @@ impl Seen {
     }
 }
 
-/// The scale for a loss on `device` that is about to be differentiated on this thread, and its inverse for the gradients; `needs` if these
-/// would underflow without one (f16).
+/// The scale for a loss on `device` that is about to be differentiated on this thread, and its
+/// inverse for the gradients; `needs` if these would underflow without one (f16).
 ///
-/// Where there is a scaler it keeps what `unscaled` gives, the flattened and detached loss, until the step: to explain it
-/// should it overflow.
+/// Where there is a scaler it keeps what `unscaled` gives, the flattened and detached loss, until
+/// the step: to explain it should it overflow.
 pub(crate) fn active_scale<I: Backend>(
     device: &Device<I>,
     lineage: Lineage,

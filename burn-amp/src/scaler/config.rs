@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::AmpError;
 
-/// Configuration of a [`GradScaler`](crate::GradScaler): the names and defaults of PyTorch's `torch.amp.GradScaler`,
-/// plus DeepSpeed's hysteresis and minimum, plus a fixed scale.
+/// Configuration of a [`GradScaler`](crate::GradScaler): the names and defaults of PyTorch's
+/// `torch.amp.GradScaler`, plus DeepSpeed's hysteresis and minimum, plus a fixed scale.
 ///
 /// Fields that a file leaves out take their defaults; names that do not exist are refused.
 ///
@@ -34,11 +34,12 @@ pub struct GradScalerConfig {
     pub growth_interval: u32,
     /// Whether losses are scaled at all; `false` makes the scaler a no-op. Default true.
     pub enabled: bool,
-    /// The scale backs off only at the `hysteresis`-th overflow since it last grew, and at each one after that
-    /// (DeepSpeed's `hysteresis`). Default 1, as PyTorch behaves; DeepSpeed's own default is 2.
+    /// The scale backs off only at the `hysteresis`-th overflow since it last grew, and at each one
+    /// after that (DeepSpeed's `hysteresis`). Default 1, as PyTorch behaves; DeepSpeed's own
+    /// default is 2.
     pub hysteresis: u32,
-    /// The scale never gets below this (DeepSpeed's `min_loss_scale`); an overflow there stops training. Default 1.
-    /// With 0, as PyTorch behaves, the floor is the smallest normal f32.
+    /// The scale never gets below this (DeepSpeed's `min_loss_scale`); an overflow there stops
+    /// training. Default 1. With 0, as PyTorch behaves, the floor is the smallest normal f32.
     pub min_scale: f32,
     /// Whether the scale moves; `false` keeps it at `init_scale`. Default true.
     pub dynamic: bool,
@@ -60,8 +61,9 @@ impl Default for GradScalerConfig {
 }
 
 impl GradScalerConfig {
-    /// A scale that never moves (DeepSpeed's `loss_scale` other than 0). Overflowing steps are skipped all the same; 100 in a row stop
-    /// training ([`AmpError::ScaleCollapsed`](crate::AmpError::ScaleCollapsed)).
+    /// A scale that never moves (DeepSpeed's `loss_scale` other than 0). Overflowing steps are
+    /// skipped all the same; 100 in a row stop training
+    /// ([`AmpError::ScaleCollapsed`](crate::AmpError::ScaleCollapsed)).
     pub fn fixed(scale: f32) -> Self {
         Self {
             init_scale: scale,
@@ -82,7 +84,8 @@ impl GradScalerConfig {
     ///
     /// # Errors
     ///
-    /// [`AmpError::InvalidScalerConfig`] for the first field that cannot work, with its name and value.
+    /// [`AmpError::InvalidScalerConfig`] for the first field that cannot work, with its name and
+    /// value.
     pub fn validate(&self) -> Result<(), AmpError> {
         let (init, min) = (self.init_scale, self.min_scale);
         let (growth, backoff) = (self.growth_factor, self.backoff_factor);
@@ -128,26 +131,31 @@ pub(super) fn positive(scale: f32) -> bool {
     scale.is_normal() && scale > 0.0
 }
 
-/// How a wrapped optimizer learns whether a gradient is non-finite. The results are the same, bit for bit.
+/// How a wrapped optimizer learns whether a gradient is non-finite. The results are the same, bit
+/// for bit.
 ///
-/// Around an accumulation that checks each micro-batch itself, as burn-accum's `MultiSteps`, both are the same: the device keeps what
-/// overflowed out of the sums and selects the scale, and the host reads the outcomes of a window together.
+/// Around an accumulation that checks each micro-batch itself, as burn-accum's `MultiSteps`, both
+/// are the same: the device keeps what overflowed out of the sums and selects the scale, and the
+/// host reads the outcomes of a window together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Detection {
-    /// Read a flag from the device before each step: simple, but the host waits for the backward pass.
+    /// Read a flag from the device before each step: simple, but the host waits for the backward
+    /// pass.
     #[default]
     Sync,
-    /// Read the flag one step late, on a thread of its own, because reads of some backends wait at their first poll (CubeCL's CUDA). It
-    /// gains nothing on a backend without a queue, such as Flex. The step is taken at once, undone on the device if the flag is set (a masked copy of
-    /// each parameter), and the optimizer's older copy is put back when the flag is read. The host does not wait; the cost is
-    /// one select per parameter, and memory: the older parameters live until that select, the older moments until the next
-    /// step.
+    /// Read the flag one step late, on a thread of its own, because reads of some backends wait at
+    /// their first poll (CubeCL's CUDA). It gains nothing on a backend without a queue, such as
+    /// Flex. The step is taken at once, undone on the device if the flag is set (a masked copy of
+    /// each parameter), and the optimizer's older copy is put back when the flag is read. The host
+    /// does not wait; the cost is one select per parameter, and memory: the older parameters live
+    /// until that select, the older moments until the next step.
     ///
-    /// A clone of the wrapped optimizer must not share its state (true for all of Burn's), and the optimizer must accept
-    /// non-finite gradients without reading them on the host.
+    /// A clone of the wrapped optimizer must not share its state (true for all of Burn's), and the
+    /// optimizer must accept non-finite gradients without reading them on the host.
     ///
-    /// Around burn-zero's `ZeroOptimizer` it is the same as [`Sync`](Self::Sync): that optimizer waits for the gradients of other
-    /// ranks anyway, and undoing a step would keep a second copy of the parameters and make new leaves, whose gradients stage 2
-    /// could not reduce during backward.
+    /// Around burn-zero's `ZeroOptimizer` it is the same as [`Sync`](Self::Sync): that optimizer
+    /// waits for the gradients of other ranks anyway, and undoing a step would keep a second copy
+    /// of the parameters and make new leaves, whose gradients stage 2 could not reduce during
+    /// backward.
     Deferred,
 }

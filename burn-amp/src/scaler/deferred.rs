@@ -1,5 +1,5 @@
-//! Flags that are read late. Until then the device decides: it selects the next scale, and undoes the step of an overflow by a
-//! select over the parameters.
+//! Flags that are read late. Until then the device decides: it selects the next scale, and undoes
+//! the step of an overflow by a select over the parameters.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -19,7 +19,8 @@ use super::{
     shared_scale::{SharedScale, Step},
 };
 
-/// What a loss or its gradients are multiplied with, `T` being a tensor of one f32 on the backend without autodiff.
+/// What a loss or its gradients are multiplied with, `T` being a tensor of one f32 on the backend
+/// without autodiff.
 #[derive(Clone)]
 pub(crate) enum Factor<T> {
     /// Losses are not scaled.
@@ -52,7 +53,8 @@ pub(super) struct Pending {
     pub(super) losses: Vec<LossProbe>,
 }
 
-/// The scale while steps are pending: the host knows every state that it may be in, the device which of them it is.
+/// The scale while steps are pending: the host knows every state that it may be in, the device
+/// which of them it is.
 pub(super) struct Possible<I: Backend> {
     states: Vec<SharedScale>,
     /// Int `[1]`
@@ -92,8 +94,8 @@ impl<I: Backend> Possible<I> {
                 }
             }
         }
-        // One table and one selection: where a kernel has several, Burn's Fusion 0.21 selects wrong elements. The table is f32, whatever the
-        // device's default float is.
+        // One table and one selection: where a kernel has several, Burn's Fusion 0.21 selects wrong
+        // elements. The table is f32, whatever the device's default float is.
         let scales = || {
             index_after
                 .iter()

@@ -19,8 +19,9 @@ pub(super) enum StepGradients {
 }
 
 impl StepGradients {
-    /// Adds up the devices' gradients of each parameter, on the device where the optimizer would do it, and leaves the
-    /// sums there. The sums are what must be finite, and they equal those that the optimizer would have made.
+    /// Adds up the devices' gradients of each parameter, on the device where the optimizer would do
+    /// it, and leaves the sums there. The sums are what must be finite, and they equal those that
+    /// the optimizer would have made.
     pub(super) fn merge<B: AutodiffBackend, M: AutodiffModule<B>>(&mut self, module: &M) {
         if let Self::Several(gradients) = self {
             module.visit(&mut Merger { gradients });

@@ -16,16 +16,19 @@ use super::{
 };
 use crate::{AmpError, FirstNonFinite};
 
-/// Dynamic loss scaling, as PyTorch's `torch.amp.GradScaler` does it, without a change in the training code.
+/// Dynamic loss scaling, as PyTorch's `torch.amp.GradScaler` does it, without a change in the
+/// training code.
 ///
-/// A scaler is a handle: clones share one scale. [`wrap`](Self::wrap) the optimizer with it, and that is all:
-/// `backward` of [`Autocast`](crate::Autocast) multiplies the loss by the scale, gradients are unscaled where they are
-/// read, and the wrapped optimizer skips a step with a non-finite gradient and moves the scale. So there is no
-/// `scaler.scale(loss)`, `unscale_` or `update`, and clipping and accumulation only get true gradients.
+/// A scaler is a handle: clones share one scale. [`wrap`](Self::wrap) the optimizer with it, and
+/// that is all: `backward` of [`Autocast`](crate::Autocast) multiplies the loss by the scale,
+/// gradients are unscaled where they are read, and the wrapped optimizer skips a step with a
+/// non-finite gradient and moves the scale. So there is no `scaler.scale(loss)`, `unscale_` or
+/// `update`, and clipping and accumulation only get true gradients.
 ///
-/// Use one scaler for one training run, with all of the run's optimizers and worker threads. As in PyTorch, the optimizers of a GAN
-/// share one, and the scale is updated once an iteration: it grows when all of them have taken their steps, or one steps again, and
-/// backs off at the first overflow. Or each network has its own: see [`backward`](Self::backward).
+/// Use one scaler for one training run, with all of the run's optimizers and worker threads. As in
+/// PyTorch, the optimizers of a GAN share one, and the scale is updated once an iteration: it grows
+/// when all of them have taken their steps, or one steps again, and backs off at the first
+/// overflow. Or each network has its own: see [`backward`](Self::backward).
 ///
 /// # Which losses does a scaler scale?
 ///
@@ -46,8 +49,9 @@ use crate::{AmpError, FirstNonFinite};
 ///
 /// # Reading it
 ///
-/// Every accessor is exact: under [`Detection::Deferred`] it waits for the last step's flag to arrive from the device.
-/// The metrics do not ask the device for it; they show the last flag that was read.
+/// Every accessor is exact: under [`Detection::Deferred`] it waits for the last step's flag to
+/// arrive from the device. The metrics do not ask the device for it; they show the last flag that
+/// was read.
 ///
 /// ```
 /// use burn::{backend::Autodiff, optim::{AdamConfig, GradientsParams, Optimizer}, prelude::*};
@@ -105,20 +109,22 @@ impl GradScaler {
         Ok(scaler)
     }
 
-    /// A scaler that does nothing: losses are not scaled, steps are not checked, wrapped optimizers are as they were.
+    /// A scaler that does nothing: losses are not scaled, steps are not checked, wrapped optimizers
+    /// are as they were.
     pub fn disabled() -> Self {
         Self::new(GradScalerConfig::disabled()).expect("the default configuration is valid")
     }
 
-    /// Chooses how wrapped optimizers learn about overflows, from their next step on. Default [`Detection::Sync`].
+    /// Chooses how wrapped optimizers learn about overflows, from their next step on. Default
+    /// [`Detection::Sync`].
     #[must_use]
     pub fn with_detection(self, detection: Detection) -> Self {
         self.shared.lock().detection = detection;
         self
     }
 
-    /// Stops training through `interrupter` (that of Burn's `SupervisedTraining`) where a step would panic: see
-    /// [`ScaledOptimizer`](crate::ScaledOptimizer).
+    /// Stops training through `interrupter` (that of Burn's `SupervisedTraining`) where a step
+    /// would panic: see [`ScaledOptimizer`](crate::ScaledOptimizer).
     #[must_use]
     pub fn with_interrupter(self, interrupter: Interrupter) -> Self {
         self.shared.lock().interrupter = Some(interrupter);
@@ -177,7 +183,8 @@ impl GradScaler {
         registry::bind_thread(self.shared(), BoundBy::Use);
     }
 
-    /// Sets the scale of the next loss, also a fixed one, as PyTorch's `scaler.update(new_scale)`. The growth tracker stays.
+    /// Sets the scale of the next loss, also a fixed one, as PyTorch's `scaler.update(new_scale)`.
+    /// The growth tracker stays.
     ///
     /// # Errors
     ///
@@ -199,13 +206,14 @@ impl GradScaler {
         self.shared.settled().scale()
     }
 
-    /// Finite updates since the scale last changed or a step last overflowed (PyTorch's `_get_growth_tracker`).
+    /// Finite updates since the scale last changed or a step last overflowed (PyTorch's
+    /// `_get_growth_tracker`).
     pub fn growth_tracker(&self) -> u32 {
         self.shared.settled().scale.loss_scale.growth_tracker()
     }
 
-    /// Optimizer steps so far, skipped ones included; around a `MultiSteps` its micro-batches. A message (`burn_accum::flush`) does not
-    /// count.
+    /// Optimizer steps so far, skipped ones included; around a `MultiSteps` its micro-batches. A
+    /// message (`burn_accum::flush`) does not count.
     pub fn steps(&self) -> u64 {
         self.shared.settled().counters.steps
     }
@@ -215,7 +223,8 @@ impl GradScaler {
         self.shared.settled().counters.skipped
     }
 
-    /// Whether the last step was skipped (PyTorch's `found_inf`). For schedulers and counters that should stand still then.
+    /// Whether the last step was skipped (PyTorch's `found_inf`). For schedulers and counters that
+    /// should stand still then.
     pub fn skipped_last_step(&self) -> bool {
         self.shared.settled().counters.skipped_in_a_row > 0
     }
@@ -225,8 +234,8 @@ impl GradScaler {
         self.shared.settled().last_overflow.clone()
     }
 
-    /// The operation that overflowed first in the first step that was skipped, if the training runs its steps in
-    /// [`explain_overflow`](crate::explain_overflow).
+    /// The operation that overflowed first in the first step that was skipped, if the training runs
+    /// its steps in [`explain_overflow`](crate::explain_overflow).
     pub fn first_non_finite(&self) -> Option<FirstNonFinite> {
         self.shared.lock().first_non_finite.clone()
     }

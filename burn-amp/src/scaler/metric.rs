@@ -1,22 +1,24 @@
-//! Metrics for the Learner. They read the scaler's shared state, so the model's output types stay as they are.
+//! Metrics for the Learner. They read the scaler's shared state, so the model's output types stay
+//! as they are.
 
 use burn_decorator::gauge::Gauge;
 use burn_decorator::gauge_metric;
 
 use super::GradScaler;
 
-/// The loss scale after each batch; 1 if the scaler is disabled. An epoch's value is Burn's mean over its batches.
+/// The loss scale after each batch; 1 if the scaler is disabled. An epoch's value is Burn's mean
+/// over its batches.
 ///
-/// It does not ask the device: under [`Detection::Deferred`](crate::Detection::Deferred) it lags one step, around a `MultiSteps` up to
-/// a window.
+/// It does not ask the device: under [`Detection::Deferred`](crate::Detection::Deferred) it lags
+/// one step, around a `MultiSteps` up to a window.
 #[derive(Clone)]
 pub struct LossScaleMetric(Gauge);
 
-/// The number of steps skipped so far, since the beginning of the training, around a `MultiSteps` that of its micro-batches; 0 if the
-/// scaler is disabled.
+/// The number of steps skipped so far, since the beginning of the training, around a `MultiSteps`
+/// that of its micro-batches; 0 if the scaler is disabled.
 ///
-/// It does not ask the device: under [`Detection::Deferred`](crate::Detection::Deferred) it lags one step, around a `MultiSteps` up to
-/// a window.
+/// It does not ask the device: under [`Detection::Deferred`](crate::Detection::Deferred) it lags
+/// one step, around a `MultiSteps` up to a window.
 #[derive(Clone)]
 pub struct SkippedStepsMetric(Gauge);
 

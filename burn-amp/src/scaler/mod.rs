@@ -1,5 +1,5 @@
-//! Dynamic loss scaling: `backward` multiplies the loss, gradients are unscaled where they are read, and a wrapped
-//! optimizer skips the steps that overflowed.
+//! Dynamic loss scaling: `backward` multiplies the loss, gradients are unscaled where they are
+//! read, and a wrapped optimizer skips the steps that overflowed.
 //!
 //! | file | idea |
 //! |---|---|

@@ -24,7 +24,8 @@ pub(super) struct Models {
     saw_any: bool,
     /// Whether a loss on its thread was taken for another training's since the last step.
     left_alone: bool,
-    /// Whether its updates mark parameters: not if the program makes others of them after each step.
+    /// Whether its updates mark parameters: not if the program makes others of them after each
+    /// step.
     marks: Marks,
     /// Whether any loss was differentiated on a thread of this scaler, and since no other optimizer
     /// was wrapped.

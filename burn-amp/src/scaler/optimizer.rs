@@ -28,10 +28,11 @@ use crate::policy::{Off, autocast};
 
 /// An optimizer under a [`GradScaler`]: made by [`GradScaler::wrap`].
 ///
-/// A step with an infinite or NaN gradient anywhere leaves the parameters, the optimizer's moments and its step counts
-/// as they were, bit for bit (PyTorch's `scaler.step`). The scale is updated once an iteration (`scaler.update`), which is every
-/// step unless several optimizers share the scaler. Gradient clipping inside the wrapped optimizer sees true gradients only. Its
-/// arithmetic runs with autocast off.
+/// A step with an infinite or NaN gradient anywhere leaves the parameters, the optimizer's moments
+/// and its step counts as they were, bit for bit (PyTorch's `scaler.step`). The scale is updated
+/// once an iteration (`scaler.update`), which is every step unless several optimizers share the
+/// scaler. Gradient clipping inside the wrapped optimizer sees true gradients only. Its arithmetic
+/// runs with autocast off.
 ///
 /// The record holds the scaler's state beside the optimizer's: see [`ScaledRecord`].
 ///
@@ -41,23 +42,28 @@ use crate::policy::{Off, autocast};
 /// # Panics
 ///
 /// A step panics with the message of [`GradScaler::error`] where training cannot go on:
-/// [`ScaleCollapsed`](crate::AmpError::ScaleCollapsed), [`NonFiniteLoss`](crate::AmpError::NonFiniteLoss) (three
-/// steps in a row before any was taken), [`HalfPrecisionParameter`](crate::AmpError::HalfPrecisionParameter). Given
-/// [an interrupter](GradScaler::with_interrupter) it stops the training with the same message instead, and keeps
-/// skipping overflowing steps until that takes effect. Under [`Detection::Deferred`] this happens one step late; after the
-/// very last step the error is in the log and in [`GradScaler::error`]. Saving a record never panics.
+/// [`ScaleCollapsed`](crate::AmpError::ScaleCollapsed),
+/// [`NonFiniteLoss`](crate::AmpError::NonFiniteLoss) (three steps in a row before any was taken),
+/// [`HalfPrecisionParameter`](crate::AmpError::HalfPrecisionParameter). Given [an
+/// interrupter](GradScaler::with_interrupter) it stops the training with the same message instead,
+/// and keeps skipping overflowing steps until that takes effect. Under [`Detection::Deferred`] this
+/// happens one step late; after the very last step the error is in the log and in
+/// [`GradScaler::error`]. Saving a record never panics.
 ///
 /// # Cost
 ///
-/// To find non-finite gradients, one sum per parameter and one host read of all these sums; an exact check follows only in a step
-/// that overflows. Under [`Detection::Deferred`] three small kernels per parameter, because the device decides, and one that undoes.
-/// Around a `MultiSteps` nothing but the selection of the next scale. Where ranks train together, one collective a step, in which they
-/// exchange which gradients are non-finite. The first step asks the wrapped optimizer, by a step without gradients, what is inside of it.
+/// To find non-finite gradients, one sum per parameter and one host read of all these sums; an
+/// exact check follows only in a step that overflows. Under [`Detection::Deferred`] three small
+/// kernels per parameter, because the device decides, and one that undoes. Around a `MultiSteps`
+/// nothing but the selection of the next scale. Where ranks train together, one collective a step,
+/// in which they exchange which gradients are non-finite. The first step asks the wrapped
+/// optimizer, by a step without gradients, what is inside of it.
 pub struct ScaledOptimizer<O> {
     inner: O,
     id: OptimizerId,
     scaler: GradScaler,
-    /// The outcome of a step that was taken but may have to be undone, and the optimizer before that step.
+    /// The outcome of a step that was taken but may have to be undone, and the optimizer before
+    /// that step.
     pending: Option<(Arc<dyn Outcome>, O)>,
     /// The decorators inside the wrapped optimizer. Found once.
     inside: Option<Inside>,
@@ -91,7 +97,8 @@ impl GradScaler {
 }
 
 impl GradScaler {
-    /// Runs `step`, whose updated parameters are marked as this scaler's, and returns whether there were any.
+    /// Runs `step`, whose updated parameters are marked as this scaler's, and returns whether there
+    /// were any.
     fn marking<R>(&self, step: impl FnOnce() -> R) -> (R, bool) {
         let begun = UnderWay {
             owner: self.shared().owner(),
@@ -104,7 +111,8 @@ impl GradScaler {
 }
 
 impl<O> ScaledOptimizer<O> {
-    /// The optimizer, as of the last step. Under [`Detection::Deferred`] it waits for the step's flag.
+    /// The optimizer, as of the last step. Under [`Detection::Deferred`] it waits for the step's
+    /// flag.
     pub fn inner(&self) -> &O {
         match &self.pending {
             Some((outcome, older)) if !outcome.culprits().is_empty() => older,
@@ -112,7 +120,8 @@ impl<O> ScaledOptimizer<O> {
         }
     }
 
-    /// Gives the optimizer back, as of the last step. Under [`Detection::Deferred`] it waits for the step's flag.
+    /// Gives the optimizer back, as of the last step. Under [`Detection::Deferred`] it waits for
+    /// the step's flag.
     pub fn into_inner(mut self) -> O {
         self.settle();
         self.inner
@@ -182,8 +191,8 @@ impl<O> ScaledOptimizer<O> {
         module
     }
 
-    /// Steps an accumulation that looks for non-finite gradients itself: it keeps them out of its sums on the device, and reads a
-    /// window's outcomes at once.
+    /// Steps an accumulation that looks for non-finite gradients itself: it keeps them out of its
+    /// sums on the device, and reads a window's outcomes at once.
     fn step_checking<B, M>(&mut self, lr: LearningRate, module: M, gradients: StepGradients) -> M
     where
         B: AutodiffBackend,
@@ -247,7 +256,8 @@ impl<O> ScaledOptimizer<O> {
         }
     }
 
-    /// Records a step; it was skipped if `culprits`, the parameters with non-finite gradients on any rank, is not empty.
+    /// Records a step; it was skipped if `culprits`, the parameters with non-finite gradients on
+    /// any rank, is not empty.
     fn record(&self, culprits: Vec<String>) {
         let found_inf = !culprits.is_empty();
         self.scaler.shared.lock().record(&self.update(), culprits);

@@ -10,8 +10,9 @@ pub struct Overflow {
     pub step: u64,
     /// The loss scale it was computed with.
     pub scale: f32,
-    /// Paths of all parameters with a non-finite gradient, such as `blocks.3.attention.query.weight`: in module order, or
-    /// in the order of their names where several ranks decide together.
+    /// Paths of all parameters with a non-finite gradient, such as
+    /// `blocks.3.attention.query.weight`: in module order, or in the order of their names where
+    /// several ranks decide together.
     pub parameters: Vec<String>,
     /// Where the non-finite values came from.
     pub cause: OverflowCause,
@@ -20,13 +21,16 @@ pub struct Overflow {
 /// Where the non-finite gradients of a skipped step came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OverflowCause {
-    /// The loss was finite (or not seen): the scaled backward pass overflowed. A smaller scale helps.
+    /// The loss was finite (or not seen): the scaled backward pass overflowed. A smaller scale
+    /// helps.
     Gradient,
-    /// The loss was NaN or infinite before it was scaled: the forward pass or the data are at fault.
+    /// The loss was NaN or infinite before it was scaled: the forward pass or the data are at
+    /// fault.
     NonFiniteLoss,
 }
 
-/// A loss of the current step, kept on its device and read only when an overflow has to be explained.
+/// A loss of the current step, kept on its device and read only when an overflow has to be
+/// explained.
 pub(super) struct LossProbe(Box<dyn FnOnce() -> bool + Send>);
 
 impl LossProbe {

@@ -1,5 +1,5 @@
-//! The saved state of a wrapped optimizer: the scaler's state beside the optimizer's record. It can also be read from a record of
-//! the optimizer alone.
+//! The saved state of a wrapped optimizer: the scaler's state beside the optimizer's record. It can
+//! also be read from a record of the optimizer alone.
 
 use burn::{
     record::{PrecisionSettings, Record},
@@ -14,9 +14,9 @@ use super::state::ScalerState;
 /// as if it had not stopped. Recorders of half precision, such as Burn's `CompactRecorder`, store
 /// it in full precision: f16 would round second moments to 0.
 ///
-/// Files that the wrapped optimizer's own record was written to can be loaded as well, if their format names fields
-/// (Burn's `NamedMpk` and JSON recorders, compressed or not); the scale then starts from its initial value. The other way
-/// round is not possible.
+/// Files that the wrapped optimizer's own record was written to can be loaded as well, if their
+/// format names fields (Burn's `NamedMpk` and JSON recorders, compressed or not); the scale then
+/// starts from its initial value. The other way round is not possible.
 #[derive(Clone, Debug)]
 pub struct ScaledRecord<R> {
     /// The scaler's state; `None` if it is disabled, or if the file is one of the optimizer alone.

@@ -1,4 +1,5 @@
-//! One loss scale for several optimizers: it moves once an iteration, as PyTorch's `scaler.update()`.
+//! One loss scale for several optimizers: it moves once an iteration, as PyTorch's
+//! `scaler.update()`.
 
 use std::sync::{Arc, Weak};
 
@@ -18,15 +19,17 @@ impl OptimizerId {
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     pub(super) optimizer: OptimizerId,
-    /// Whether it updates parameters if it is finite: a micro-batch within a window does not, and counts only if it overflows.
+    /// Whether it updates parameters if it is finite: a micro-batch within a window does not, and
+    /// counts only if it overflows.
     pub(super) is_update: bool,
 }
 
 /// The loss scale, and the steps of the current iteration.
 ///
-/// An iteration is one step of each optimizer that lives; it ends early where one of them steps again, as the discriminator of a
-/// GAN that steps more often than the generator. The first overflow of an iteration lowers the scale at once, further ones do
-/// not; an iteration without any counts once towards growth.
+/// An iteration is one step of each optimizer that lives; it ends early where one of them steps
+/// again, as the discriminator of a GAN that steps more often than the generator. The first
+/// overflow of an iteration lowers the scale at once, further ones do not; an iteration without any
+/// counts once towards growth.
 #[derive(Clone, Debug)]
 pub(super) struct SharedScale {
     pub(super) loss_scale: LossScale,

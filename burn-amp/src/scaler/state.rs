@@ -1,4 +1,5 @@
-//! What a step's outcome does to the scale, the counters and the errors: the same for both kinds of detection.
+//! What a step's outcome does to the scale, the counters and the errors: the same for both kinds of
+//! detection.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -76,13 +77,15 @@ impl ForRank for Shared {
     }
 }
 
-/// This many non-finite losses in a row, with no step ever taken, stop training. One or two may be unlucky batches.
+/// This many non-finite losses in a row, with no step ever taken, stop training. One or two may be
+/// unlucky batches.
 const NON_FINITE_LOSS_PATIENCE: u32 = 3;
 
 /// This many skipped steps in a row stop training at a fixed scale, which cannot reach a floor.
 const FIXED_SCALE_PATIENCE: u64 = 100;
 
-/// Losses seen since the last step that are kept to explain an overflow: one a micro-batch; the oldest go first.
+/// Losses seen since the last step that are kept to explain an overflow: one a micro-batch; the
+/// oldest go first.
 const MAX_LOSSES: usize = 1024;
 
 /// States that the scale may be in on the device before the host reads which it is.
@@ -107,11 +110,13 @@ pub(crate) struct State {
     /// A [`Possible`] of the training backend while steps are pending.
     possible: Option<Box<dyn Any + Send>>,
     losses: VecDeque<LossProbe>,
-    /// The scale of the last backward pass that a step followed. A step without one of its own, such as a second optimizer's, had it too.
+    /// The scale of the last backward pass that a step followed. A step without one of its own,
+    /// such as a second optimizer's, had it too.
     last_loss_scale: Option<f32>,
 }
 
-/// The part of a [`GradScaler`](crate::GradScaler) that a record keeps. The configuration is not in it.
+/// The part of a [`GradScaler`](crate::GradScaler) that a record keeps. The configuration is not in
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScalerState {
     pub(super) loss_scale: LossScaleState,
@@ -219,7 +224,8 @@ impl State {
         self.possible.as_ref()?.downcast_ref()
     }
 
-    /// Records a step whose outcome the host may not know yet; until it does the scale is on the device.
+    /// Records a step whose outcome the host may not know yet; until it does the scale is on the
+    /// device.
     pub(super) fn defer<I: Backend>(&mut self, step: Step, verdict: Arc<Verdict<I>>) {
         let known = self.possible::<I>();
         if known.is_none_or(|possible| possible.states() > MAX_STATES) {
@@ -266,7 +272,8 @@ impl State {
         self.absorb(step, culprits, losses.into());
     }
 
-    /// Records a step: it was skipped if there are culprits, the paths of parameters with non-finite gradients.
+    /// Records a step: it was skipped if there are culprits, the paths of parameters with
+    /// non-finite gradients.
     fn absorb(&mut self, step: &Step, culprits: Vec<String>, losses: Vec<LossProbe>) {
         self.counters.steps += 1;
         self.is_restored = false;

@@ -44,7 +44,8 @@ pub fn net() -> Net<B> {
     net
 }
 
-/// Gradients of the given step: finite ones, except for one element of each parameter in `overflowing`.
+/// Gradients of the given step: finite ones, except for one element of each parameter in
+/// `overflowing`.
 pub fn gradients(net: &Net<B>, step: usize, overflowing: &[usize]) -> GradientsParams {
     let mut filler = Filler {
         gradients: GradientsParams::new(),

@@ -2,13 +2,14 @@
 //!
 //!     cargo bench --workspace --bench calibrate
 //!
-//! prints for every row of `rows/`, whose tensors are small, fit a core's cache, or do not: nanoseconds on Flex, nanoseconds an
-//! element (of products: a multiplication), and predicted over measured; then the last for each work class. A `!` is where the two
-//! differ by more than two.
+//! prints for every row of `rows/`, whose tensors are small, fit a core's cache, or do not:
+//! nanoseconds on Flex, nanoseconds an element (of products: a multiplication), and predicted over
+//! measured; then the last for each work class. A `!` is where the two differ by more than two.
 //!
-//! Each time is the fastest of many. The rows take turns in rounds, so that what else the machine does meets all of them alike and
-//! none of them always; and they run on one thread, which waits for no other. Only ratios of times matter to evictions.
-//! `RAYON_NUM_THREADS` set by hand is respected.
+//! Each time is the fastest of many. The rows take turns in rounds, so that what else the machine
+//! does meets all of them alike and none of them always; and they run on one thread, which waits
+//! for no other. Only ratios of times matter to evictions. `RAYON_NUM_THREADS` set by hand is
+//! respected.
 
 mod rows;
 mod samples;

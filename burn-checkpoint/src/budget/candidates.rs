@@ -1,10 +1,12 @@
 //! The storages that may be evicted, as a queue that is sorted lazily.
 //!
-//! DTR's heuristic (Kirisame et al., section 4.1) is the cost to bring a storage back, over its bytes times its staleness. The cost counts
-//! once more for each time that the storage came back. Otherwise a large tensor that is cheap to compute and that each of many time steps
-//! uses is evicted and brought back between them. Cost over bytes, the *price*, changes seldom, staleness with each operation, but of equal
-//! prices the one unused for longest is always the cheapest. So each class of prices is sorted by last use, and an eviction compares the
-//! oldest ones, where outdated prices are corrected.
+//! DTR's heuristic (Kirisame et al., section 4.1) is the cost to bring a storage back, over its
+//! bytes times its staleness. The cost counts once more for each time that the storage came back.
+//! Otherwise a large tensor that is cheap to compute and that each of many time steps uses is
+//! evicted and brought back between them. Cost over bytes, the *price*, changes seldom, staleness
+//! with each operation, but of equal prices the one unused for longest is always the cheapest. So
+//! each class of prices is sorted by last use, and an eviction compares the oldest ones, where
+//! outdated prices are corrected.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,36 +14,43 @@ use std::sync::{Arc, Weak};
 
 use crate::entry::{AnyEntry, Group};
 
-/// Dropped nodes are removed after at least so many additions: until then an entry keeps the memory of the node, without its storage.
+/// Dropped nodes are removed after at least so many additions: until then an entry keeps the memory
+/// of the node, without its storage.
 const LEAST: usize = 256;
 
-/// Prices differ by at most a quarter in a class: those with the same exponent and the same first two bits.
+/// Prices differ by at most a quarter in a class: those with the same exponent and the same first
+/// two bits.
 const PRICE_SHIFT: u32 = 50;
 
 /// The classes of the lowest price, 2^-24 nanoseconds a byte, and of the highest, just below 2^24.
 const LOWEST: u64 = (1023 - 24) << 2;
 const HIGHEST: u64 = ((1023 + 24) << 2) - 1;
 
-/// How often a branch point without handles is needed, relative to a tensor with handles: only if what was computed from it is evicted too.
-/// In a GPT of 12 blocks 0.1 to 0.6 change replays by under a tenth at 60 % and 25 % of its bytes; 0.01, which evicts branch points first,
-/// replays 1.5 times as much at 25 %.
+/// How often a branch point without handles is needed, relative to a tensor with handles: only if
+/// what was computed from it is evicted too. In a GPT of 12 blocks 0.1 to 0.6 change replays by
+/// under a tenth at 60 % and 25 % of its bytes; 0.01, which evicts branch points first, replays 1.5
+/// times as much at 25 %.
 const BRANCH_POINT_DEMAND: f64 = 0.3;
 
-/// A tensor that a loop writes into comes back only by a replay of all iterations: it is evicted last.
+/// A tensor that a loop writes into comes back only by a replay of all iterations: it is evicted
+/// last.
 const WRITTEN_DEMAND: f64 = 1000.0;
 
-/// A storage smaller than this part of the mean is not evicted (the paper ignores those below 1 %): a limit that cannot be kept would else
-/// evict running statistics too, which only a replay of the whole step brings back.
+/// A storage smaller than this part of the mean is not evicted (the paper ignores those below 1 %):
+/// a limit that cannot be kept would else evict running statistics too, which only a replay of the
+/// whole step brings back.
 const TINY: u64 = 64;
 
 /// The mean is used only after more additions than this.
 const FEW: u64 = 64;
 
-/// The costs of so many evicted inputs are added up, so that the time does not grow with the number of evicted tensors. With 64 `ctc_loss`
-/// under 37 % of its bytes evicts every state of its chain, and replays half of its operations twice.
+/// The costs of so many evicted inputs are added up, so that the time does not grow with the number
+/// of evicted tensors. With 64 `ctc_loss` under 37 % of its bytes evicts every state of its chain,
+/// and replays half of its operations twice.
 const INPUTS: usize = 1024;
 
-/// Storages that can come back. Some entries are evicted or dropped by now: these are skipped when a search takes them.
+/// Storages that can come back. Some entries are evicted or dropped by now: these are skipped when
+/// a search takes them.
 #[derive(Default)]
 pub(super) struct Candidates {
     /// The classes that are not empty.
@@ -67,7 +76,8 @@ struct Class {
 }
 
 impl Candidates {
-    /// Adds the storage of this owner. Its first price counts what its tensors cost alone, without evicted inputs.
+    /// Adds the storage of this owner. Its first price counts what its tensors cost alone, without
+    /// evicted inputs.
     pub fn add(&mut self, owner: Arc<dyn AnyEntry>) {
         let Some(group) = owner.clone().group() else {
             return owner.unlist();
@@ -99,7 +109,8 @@ impl Candidates {
         self.added_bytes += group.bytes;
     }
 
-    /// Removes and returns the cheapest storage; `None` if nothing may be evicted now. `now` is what staleness is counted from.
+    /// Removes and returns the cheapest storage; `None` if nothing may be evicted now. `now` is
+    /// what staleness is counted from.
     pub fn take_cheapest(&mut self, now: u64) -> Option<Group> {
         loop {
             let (at, _) = self.first(now)?;
@@ -125,7 +136,8 @@ impl Candidates {
             }
             let staleness = staleness(now, group.last_used);
             let next = self.first(now).map_or(f64::INFINITY, |(_, score)| score);
-            // A storage at more than four times the next one's price is not the cheapest: its exact cost is not computed.
+            // A storage at more than four times the next one's price is not the cheapest: its exact
+            // cost is not computed.
             let enough_ns = 4.0 * worth(&group) * (next * staleness).max(least_price(of));
             let price = self.cost_ns(&group.members, enough_ns) / worth(&group);
             let is_right = class_of(price) <= of && group.last_used <= last_used;
@@ -137,7 +149,8 @@ impl Candidates {
         }
     }
 
-    /// Nanoseconds to bring these tensors back, with their evicted inputs; if that is more than `enough_ns`, any number above `enough_ns`.
+    /// Nanoseconds to bring these tensors back, with their evicted inputs; if that is more than
+    /// `enough_ns`, any number above `enough_ns`.
     fn cost_ns(&mut self, nodes: &[Arc<dyn AnyEntry>], enough_ns: f64) -> f64 {
         static SEARCHES: AtomicU64 = AtomicU64::new(0);
         let search = SEARCHES.fetch_add(1, Ordering::Relaxed) + 1;
@@ -156,7 +169,8 @@ impl Candidates {
         cost_ns
     }
 
-    /// Begins a search for the operation with this number: storages held for another operation are candidates again.
+    /// Begins a search for the operation with this number: storages held for another operation are
+    /// candidates again.
     pub fn begin(&mut self, operation: u64) {
         if std::mem::replace(&mut self.held.0, operation) != operation {
             self.release();
@@ -171,7 +185,8 @@ impl Candidates {
         !held.is_empty()
     }
 
-    /// The index of the class with the least price over staleness, and this score; of equal ones that of the least price.
+    /// The index of the class with the least price over staleness, and this score; of equal ones
+    /// that of the least price.
     fn first(&self, now: u64) -> Option<(usize, f64)> {
         let (mut least, mut least_staleness, mut first) = (f64::INFINITY, 1.0, None);
         for (at, class) in self.classes.iter().enumerate() {

@@ -19,7 +19,8 @@ use crate::error::{Need, size};
 use crate::snapshot::Snapshot;
 use crate::stats::{Counts, MarkedBytes};
 
-/// After a search that found too little to evict, the next one waits until live bytes have grown by one part in so many.
+/// After a search that found too little to evict, the next one waits until live bytes have grown by
+/// one part in so many.
 const CHANGED: u64 = 64;
 
 /// How many result sizes are remembered: some 100 KiB.
@@ -93,7 +94,8 @@ fn find(all: &[Known], place: u64) -> Option<usize> {
 }
 
 impl Nodes {
-    /// Forgets what the optimizer left behind: where ranks shard it sizes differ, and all ranks must evict the same in forward and backward.
+    /// Forgets what the optimizer left behind: where ranks shard it sizes differ, and all ranks
+    /// must evict the same in forward and backward.
     fn begin_step(&mut self, last_place: u64) {
         self.all.retain(|known| {
             let node = known.node().filter(|node| !node.info().retired);
@@ -153,7 +155,8 @@ impl Budget {
         Some(self.limit.load(Ordering::Relaxed)).filter(|limit| *limit < u64::MAX)
     }
 
-    /// Sets a limit that is a fraction, once the first step is over: of that step's peak, gradients included.
+    /// Sets a limit that is a fraction, once the first step is over: of that step's peak, gradients
+    /// included.
     fn measured(&self) {
         if let Some(fraction) = self.settings.fraction
             && self.limit().is_none()
@@ -173,7 +176,8 @@ impl Budget {
             self.measured();
             self.step_is_over();
         }
-        // Drops the recipes of single numbers: a loss that the training loop holds would keep the whole forward pass.
+        // Drops the recipes of single numbers: a loss that the training loop holds would keep the
+        // whole forward pass.
         let nodes = self.nodes.lock();
         let single = nodes.all.iter().filter(|known| known.is_single);
         let single: Vec<_> = single.filter_map(Known::node).collect();
@@ -204,7 +208,8 @@ impl Budget {
         self.counts.remove(self.gradients.lock().retire());
     }
 
-    /// A forward pass begins: live tensors that descend from gradients are state, and no longer counted.
+    /// A forward pass begins: live tensors that descend from gradients are state, and no longer
+    /// counted.
     pub fn forward_begins(&self) {
         self.ends_step();
         for node in self.alive() {
@@ -263,7 +268,8 @@ impl Budget {
         // If they were less meanwhile, tensors made in place of the freed ones may be evictable.
         let little = self.live().saturating_sub(stuck) <= stuck / CHANGED
             && self.counts.lowest.load(Ordering::Relaxed) >= stuck;
-        // Except to log a need clearly larger than the largest known one, or to refuse the operation.
+        // Except to log a need clearly larger than the largest known one, or to refuse the
+        // operation.
         let known = !self.needs.is_clearly_larger(self.live() + bytes);
         if little && known && !self.settings.strict {
             return;
@@ -293,7 +299,8 @@ impl Budget {
         }
     }
 
-    /// Evicts until so many bytes fit below the limit. Returns whether they fit, and how many storages it looked at.
+    /// Evicts until so many bytes fit below the limit. Returns whether they fit, and how many
+    /// storages it looked at.
     fn evict(&self, bytes: u64, limit: u64) -> (bool, u64) {
         let now = clock::now();
         let fits = || self.live().saturating_add(bytes) <= limit;
@@ -314,7 +321,8 @@ impl Budget {
         let mut again = true;
         while !fits() {
             let Some(group) = nodes.candidates.take_cheapest(now) else {
-                // As an operation's replays proceed, fewer of the tensors that they brought back are still needed.
+                // As an operation's replays proceed, fewer of the tensors that they brought back
+                // are still needed.
                 if std::mem::take(&mut again) && nodes.candidates.release() {
                     continue;
                 }
@@ -352,12 +360,14 @@ impl Budget {
         }
         self.needs.keep(need);
         if self.needs.said_bytes.load(Ordering::Relaxed) == 0 {
-            // The first is logged at once; later the largest need of each step is logged at its end.
+            // The first is logged at once; later the largest need of each step is logged at its
+            // end.
             self.needs.say(limit);
         }
     }
 
-    /// Whether a branch point, which several recipes start from, keeps its storage without handles: in forward, once there is a limit.
+    /// Whether a branch point, which several recipes start from, keeps its storage without handles:
+    /// in forward, once there is a limit.
     pub fn keeps_branch_points(&self) -> bool {
         !self.differentiated.load(Ordering::Relaxed) && self.limit().is_some()
     }

@@ -1,9 +1,11 @@
 //! The evictions of a step, which the next step repeats without searches.
 //!
-//! A training step is the same program each time. Where a step has run the same operations as the one before, with as many live bytes, a
-//! search for as much room evicts the same tensors. The first search that differs ends the repetition until the next step.
+//! A training step is the same program each time. Where a step has run the same operations as the
+//! one before, with as many live bytes, a search for as much room evicts the same tensors. The
+//! first search that differs ends the repetition until the next step.
 
-/// So many evictions and as many searches of a step are remembered: 5 MiB. What comes after them in a step is not repeated.
+/// So many evictions and as many searches of a step are remembered: 5 MiB. What comes after them in
+/// a step is not repeated.
 const MOST: usize = 1 << 17;
 
 /// The searches of the last step.
@@ -24,8 +26,8 @@ pub(super) struct Memo {
 /// A node's place among the results of its budget.
 #[derive(Clone, Copy)]
 enum Place {
-    /// Of a node that each step makes, counted from the step's begin. The difference wraps around, because a step may make nodes before its
-    /// begin is noticed.
+    /// Of a node that each step makes, counted from the step's begin. The difference wraps around,
+    /// because a step may make nodes before its begin is noticed.
     Relative(u64),
     /// Of a node older than the previous step, whose place is the same in all steps.
     Absolute(u64),
@@ -44,7 +46,8 @@ struct Search {
 impl Memo {
     /// A step begins after the node at this place.
     pub fn begin_step(&mut self, before: u64) {
-        // It may have made fewer searches than the step before, or the last one more evictions than are remembered.
+        // It may have made fewer searches than the step before, or the last one more evictions than
+        // are remembered.
         self.differs(false);
         self.evicted.truncate(self.end_of(self.searches.len()));
         self.earlier = std::mem::replace(&mut self.before, before);
@@ -52,7 +55,8 @@ impl Memo {
         self.repeats = !self.searches.is_empty();
     }
 
-    /// If the step before has made a search with this key at this point: the places of what it has evicted, and whether that made the room.
+    /// If the step before has made a search with this key at this point: the places of what it has
+    /// evicted, and whether that made the room.
     pub fn repeat(&mut self, key: u64) -> Option<(impl Iterator<Item = u64>, bool)> {
         let search = self.searches.get(self.repeated).filter(|_| self.repeats)?;
         if search.key != key {
@@ -75,8 +79,8 @@ impl Memo {
         last.unwrap_or_default().end
     }
 
-    /// From here on the step differs from the one before. If the repeated search `goes_on`, it is remembered anew when it ends, with what it
-    /// has evicted so far.
+    /// From here on the step differs from the one before. If the repeated search `goes_on`, it is
+    /// remembered anew when it ends, with what it has evicted so far.
     pub fn differs(&mut self, goes_on: bool) {
         if std::mem::take(&mut self.repeats) {
             self.evicted.truncate(self.end_of(self.repeated));

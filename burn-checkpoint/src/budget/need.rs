@@ -18,8 +18,8 @@ const CLEARLY: u64 = 16;
 const LOOKS: u64 = 32;
 
 impl Need {
-    /// The need of the operation under way, which is about to make `result_bytes`, given the bytes of gradients and of
-    /// constants that are no nodes.
+    /// The need of the operation under way, which is about to make `result_bytes`, given the bytes
+    /// of gradients and of constants that are no nodes.
     pub(super) fn of(
         alive: &[Arc<dyn AnyEntry>],
         op: &'static str,
@@ -102,7 +102,8 @@ impl Needs {
         left == 0
     }
 
-    /// Adds what an operation of an unconstrained step needs, computed from so many tensors: the more there are, the less often.
+    /// Adds what an operation of an unconstrained step needs, computed from so many tensors: the
+    /// more there are, the less often.
     pub fn look(&self, tensors: usize, need: Need) {
         let next = tensors as u64 / LOOKS;
         self.until_look.store(next, Ordering::Relaxed);
@@ -121,7 +122,8 @@ impl Needs {
         *self.largest.lock()
     }
 
-    /// Logs that a limit is too small for the largest need, unless a need almost as large was logged before.
+    /// Logs that a limit is too small for the largest need, unless a need almost as large was
+    /// logged before.
     pub fn say(&self, limit: u64) {
         let largest = self.largest();
         let bytes = largest.bytes();

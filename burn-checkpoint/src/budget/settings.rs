@@ -6,54 +6,69 @@ use crate::error::RematError;
 
 /// A limit on the bytes that managed tensors of a step occupy at one time, for each device.
 ///
-/// While it is installed every operation of the thread is recorded. Before an operation would exceed the limit, tensors are evicted: those
-/// that are cheap to compute again (with what would have to be computed for that first), large and not used for long. Backward brings them
-/// back by using them. Which tensors are evicted depends on shapes alone, so every run and every rank evicts the same ones.
+/// While it is installed every operation of the thread is recorded. Before an operation would
+/// exceed the limit, tensors are evicted: those that are cheap to compute again (with what would
+/// have to be computed for that first), large and not used for long. Backward brings them back by
+/// using them. Which tensors are evicted depends on shapes alone, so every run and every rank
+/// evicts the same ones.
 ///
 /// # What is counted
 ///
-/// What operations of the thread make: activations, random numbers, gradients; not what was there before, nor what survives a step (new
-/// parameters, optimizer state). Views count once with what they are views of, [`delivered`](crate::delivered()) tensors during their uses.
+/// What operations of the thread make: activations, random numbers, gradients; not what was there
+/// before, nor what survives a step (new parameters, optimizer state). Views count once with what
+/// they are views of, [`delivered`](crate::delivered()) tensors during their uses.
 ///
 /// # Before it is made
 ///
-/// Room is made before an operation runs, on the device of its result. The result's size is known for new tensors, for data, and for an
-/// operation that ran before with these shapes, types and arguments: some thousands of sizes are remembered. The first time the largest
-/// operand's is assumed, so the limit may be exceeded by the difference. A result of `bool_argwhere`, sized by its data, is not counted.
+/// Room is made before an operation runs, on the device of its result. The result's size is known
+/// for new tensors, for data, and for an operation that ran before with these shapes, types and
+/// arguments: some thousands of sizes are remembered. The first time the largest operand's is
+/// assumed, so the limit may be exceeded by the difference. A result of `bool_argwhere`, sized by
+/// its data, is not counted.
 ///
 /// # What does not fit
 ///
-/// A step keeps a limit that has room at any time for what cannot be evicted: gradients, random numbers, what scopes and policies keep; and
-/// the operands and the result of the operation under way, with what the replay that it is part of holds. Under a smaller limit the step
-/// goes on above it, and the log has the bytes needed of each kind: at the first operation that does not fit, and at the end of a step that
-/// needs clearly more. With [`Self::strict`] the operation is refused; if the limit is a fraction, as soon as it is measured.
+/// A step keeps a limit that has room at any time for what cannot be evicted: gradients, random
+/// numbers, what scopes and policies keep; and the operands and the result of the operation under
+/// way, with what the replay that it is part of holds. Under a smaller limit the step goes on above
+/// it, and the log has the bytes needed of each kind: at the first operation that does not fit, and
+/// at the end of a step that needs clearly more. With [`Self::strict`] the operation is refused; if
+/// the limit is a fraction, as soon as it is measured.
 ///
 /// # With scopes
 ///
-/// At its end a scope evicts tensors that were made in it; these no longer count. The budget evicts resident tensors: those of open scopes,
-/// and results of scopes, which keep their recipes as long as the budget may evict them. It evicts nothing that a scope keeps: by its
-/// policy, or because it is tiny (see [`checkpoint`](crate::checkpoint)).
+/// At its end a scope evicts tensors that were made in it; these no longer count. The budget evicts
+/// resident tensors: those of open scopes, and results of scopes, which keep their recipes as long
+/// as the budget may evict them. It evicts nothing that a scope keeps: by its policy, or because it
+/// is tiny (see [`checkpoint`](crate::checkpoint)).
 ///
 /// # Threads
 ///
-/// A budget belongs to the thread that installs it, so ranks that are threads sharing a device each have their own: install it on each, or
-/// on all by [`Self::install_for_process`]. The log warns once of a thread that runs a backward pass without a budget while another one
-/// has one. Tensors keep their budget wherever they are used.
+/// A budget belongs to the thread that installs it, so ranks that are threads sharing a device each
+/// have their own: install it on each, or on all by [`Self::install_for_process`]. The log warns
+/// once of a thread that runs a backward pass without a budget while another one has one. Tensors
+/// keep their budget wherever they are used.
 ///
 /// # Steps
 ///
-/// A budget drops the recipes of a step's results, and of tensors that an earlier step made. It detects steps: a backward pass begins with
-/// a tensor `[1]` of ones. A forward pass begins with the first of: a linear layer, a convolution or attention on anything but gradients; a
-/// module or activation function on new parameters; an upload of a batch; a scope. Where a forward pass has none of these, call
-/// [`InstalledBudget::step`](crate::InstalledBudget::step) after each backward pass, or after the optimizer step if one follows, and in a
-/// validation after each batch: otherwise recipes of tensors that one hands to the next, such as sums of losses, reach through all of them.
+/// A budget drops the recipes of a step's results, and of tensors that an earlier step made. It
+/// detects steps: a backward pass begins with a tensor `[1]` of ones. A forward pass begins with
+/// the first of: a linear layer, a convolution or attention on anything but gradients; a module or
+/// activation function on new parameters; an upload of a batch; a scope. Where a forward pass has
+/// none of these, call [`InstalledBudget::step`](crate::InstalledBudget::step) after each backward
+/// pass, or after the optimizer step if one follows, and in a validation after each batch:
+/// otherwise recipes of tensors that one hands to the next, such as sums of losses, reach through
+/// all of them.
 ///
-/// A forward pass that makes a tensor `[1]` of ones itself is taken for a backward pass from there on: what is computed from that tensor is
-/// not recorded until the next scope or upload, so less is evicted. Values are correct even if a pass is taken for the other.
-/// [`RematStats::thrashing_steps`](crate::RematStats::thrashing_steps) counts steps that spend more on replays and searches than on their
-/// work, when they or the budget are over; the log warns as soon as this is certain. If one spends 32 times its work, and more than 0.1 s,
-/// the limit is doubled, or set to twice what is needed then if that is more, so that the step ends; not if the budget is
-/// [strict](Self::strict). It stays raised: [`InstalledBudget::limit_bytes`](crate::InstalledBudget::limit_bytes) returns it.
+/// A forward pass that makes a tensor `[1]` of ones itself is taken for a backward pass from there
+/// on: what is computed from that tensor is not recorded until the next scope or upload, so less is
+/// evicted. Values are correct even if a pass is taken for the other.
+/// [`RematStats::thrashing_steps`](crate::RematStats::thrashing_steps) counts steps that spend more
+/// on replays and searches than on their work, when they or the budget are over; the log warns as
+/// soon as this is certain. If one spends 32 times its work, and more than 0.1 s, the limit is
+/// doubled, or set to twice what is needed then if that is more, so that the step ends; not if the
+/// budget is [strict](Self::strict). It stays raised:
+/// [`InstalledBudget::limit_bytes`](crate::InstalledBudget::limit_bytes) returns it.
 ///
 /// ```
 /// use burn::backend::Autodiff;
@@ -99,14 +114,14 @@ impl MemoryBudget {
         }
     }
 
-    /// No limit: every tensor is recorded and none is evicted. For counters, traces and snapshots of all tensors; see
-    /// [`record_all`](crate::record_all()).
+    /// No limit: every tensor is recorded and none is evicted. For counters, traces and snapshots
+    /// of all tensors; see [`record_all`](crate::record_all()).
     pub fn unlimited() -> Self {
         Self::bytes(u64::MAX)
     }
 
-    /// A limit as a fraction of what the first step occupies at most, forward and backward, gradients included. That step runs
-    /// unconstrained; the limit is in force from the second on.
+    /// A limit as a fraction of what the first step occupies at most, forward and backward,
+    /// gradients included. That step runs unconstrained; the limit is in force from the second on.
     ///
     /// # Errors
     ///
@@ -119,18 +134,21 @@ impl MemoryBudget {
         is_valid.then_some(budget).ok_or(error)
     }
 
-    /// Panics with [`RematError::BudgetTooSmall`] where an operation does not fit, each time it is tried, instead of warning and going on
-    /// above the limit; if the limit is a fraction, as soon as it is measured and known to be too small.
+    /// Panics with [`RematError::BudgetTooSmall`] where an operation does not fit, each time it is
+    /// tried, instead of warning and going on above the limit; if the limit is a fraction, as soon
+    /// as it is measured and known to be too small.
     pub fn strict(mut self) -> Self {
         self.strict = true;
         self
     }
 
-    /// If the backend panics at once for want of device memory, evicts an eighth of the live bytes and runs the operation again, until it
-    /// succeeds or nothing is left to evict. Then the log has the largest holders, and the panic continues. docs/out-of-memory.md lists the
-    /// backends that panic so. Uploads of offloaded tensors are not tried again.
+    /// If the backend panics at once for want of device memory, evicts an eighth of the live bytes
+    /// and runs the operation again, until it succeeds or nothing is left to evict. Then the log
+    /// has the largest holders, and the panic continues. docs/out-of-memory.md lists the backends
+    /// that panic so. Uploads of offloaded tensors are not tried again.
     ///
-    /// Ranks that fail at different times evict different tensors, so recipes must not run collectives.
+    /// Ranks that fail at different times evict different tensors, so recipes must not run
+    /// collectives.
     ///
     /// # Cost
     ///
@@ -140,9 +158,10 @@ impl MemoryBudget {
         self
     }
 
-    /// Takes the costs of operations and uploads from a device's roofline, in place of those of one CPU thread: on a GPU a product costs
-    /// hardly more per byte than a GELU, and an upload far more. All ranks must be given the same profile: one of the constants, or what
-    /// one rank measured.
+    /// Takes the costs of operations and uploads from a device's roofline, in place of those of one
+    /// CPU thread: on a GPU a product costs hardly more per byte than a GELU, and an upload far
+    /// more. All ranks must be given the same profile: one of the constants, or what one rank
+    /// measured.
     ///
     /// ```
     /// use burn_checkpoint::{DeviceProfile, MemoryBudget};

@@ -9,19 +9,23 @@ use crate::error::size;
 /// Estimated nanoseconds to look at one tensor in a search.
 const LOOK_NS: f64 = 100.0;
 
-/// The log warns of a step, before it is over, once it has wasted so many times what it has computed.
+/// The log warns of a step, before it is over, once it has wasted so many times what it has
+/// computed.
 const CERTAIN: f64 = 2.0;
 
-/// The limit is raised once a step has wasted so many times what it has computed, as it would not end in reasonable time,
+/// The limit is raised once a step has wasted so many times what it has computed, as it would not
+/// end in reasonable time,
 const ENDLESS: f64 = 32.0;
 
 /// and more than so many nanoseconds.
 const ENDLESS_NS: f64 = 1e8;
 
-/// Work and waste of a step. It is judged when it is over: when the next forward pass begins, the training loop says so, or the budget ends.
+/// Work and waste of a step. It is judged when it is over: when the next forward pass begins, the
+/// training loop says so, or the budget ends.
 #[derive(Default)]
 pub(crate) struct Thrashing {
-    /// Estimated nanoseconds of the operations of the step under way. Only the thread whose budget it is adds to them.
+    /// Estimated nanoseconds of the operations of the step under way. Only the thread whose budget
+    /// it is adds to them.
     computed_ns: AtomicU64,
     waste: Mutex<Waste>,
     said: AtomicBool,
@@ -52,7 +56,8 @@ impl Thrashing {
         self.waste.lock().ns += f64::from(cost_ns);
     }
 
-    /// Counts a search, and warns if the step spends far more on replays and searches than on its work.
+    /// Counts a search, and warns if the step spends far more on replays and searches than on its
+    /// work.
     pub fn searched(&self, tensors: u64, limit: u64) {
         let mut waste = self.waste.lock();
         waste.ns += LOOK_NS * tensors as f64;
@@ -61,7 +66,8 @@ impl Thrashing {
         }
     }
 
-    /// Whether the step has wasted so much, since this last returned true, that it would hardly end.
+    /// Whether the step has wasted so much, since this last returned true, that it would hardly
+    /// end.
     pub fn is_endless(&self) -> bool {
         let mut waste = self.waste.lock();
         let endless = waste.ns - waste.raised_at_ns > ENDLESS_NS.max(ENDLESS * self.computed_ns());
@@ -71,7 +77,8 @@ impl Thrashing {
         endless
     }
 
-    /// A step is over: returns whether it has wasted more than it has computed; not without a limit, where only scopes replay.
+    /// A step is over: returns whether it has wasted more than it has computed; not without a
+    /// limit, where only scopes replay.
     pub fn judge(&self, limit: Option<u64>) -> bool {
         let waste_ns = std::mem::take(&mut *self.waste.lock()).ns;
         let exceeded = limit.filter(|_| waste_ns > self.computed_ns());

@@ -1,4 +1,5 @@
-//! Tensors that no recorded operation computes: parameters and delivered tensors, and views and casts of delivered tensors.
+//! Tensors that no recorded operation computes: parameters and delivered tensors, and views and
+//! casts of delivered tensors.
 
 use std::sync::Arc;
 
@@ -51,7 +52,8 @@ pub(crate) fn delivered<B: Backend>(request: Request, device: &Device<B>) -> Man
     derived(&DELIVERED, promised, upload)
 }
 
-/// A delivered tensor, or a view of one, in another type, if its elements can be delivered in that type.
+/// A delivered tensor, or a view of one, in another type, if its elements can be delivered in that
+/// type.
 pub(crate) fn in_type<B: Backend>(node: &Node<B>, dtype: DType) -> Option<Managed<B>> {
     let (viewed, recipe) = node.recipe()?.in_type(dtype)?;
     let meta = &node.meta;

@@ -1,8 +1,10 @@
-//! Recording an operation: its operands are brought back, its result becomes a node, or is counted if it is a gradient.
+//! Recording an operation: its operands are brought back, its result becomes a node, or is counted
+//! if it is a gradient.
 //!
-//! `operands.rs` inspects operands, `shares.rs` says whose storage a view has, `order.rs` knows the order of a result's elements in memory,
-//! `recorded.rs` makes the node, `results.rs` hands it out, `given.rs` makes nodes that no recorded operation computes, and `room.rs` computes
-//! the size of new tensors.
+//! `operands.rs` inspects operands, `shares.rs` says whose storage a view has, `order.rs` knows the
+//! order of a result's elements in memory, `recorded.rs` makes the node, `results.rs` hands it out,
+//! `given.rs` makes nodes that no recorded operation computes, and `room.rs` computes the size of
+//! new tensors.
 
 mod given;
 mod operands;

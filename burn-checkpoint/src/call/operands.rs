@@ -34,7 +34,8 @@ impl<B: Backend> Call<B> {
         } else if self.is_first_of_view() {
             self.shares = Some(Shares::Leaf);
         }
-        // The order of its elements is not known. Its size matters only where something may be offloaded.
+        // The order of its elements is not known. Its size matters only where something may be
+        // offloaded.
         if self.may_offload() {
             self.order.see(&tensor.shape(), false);
         } else {
@@ -188,7 +189,8 @@ impl<B: Backend> Call<B> {
         self.op.work == Work::View && self.shares.is_none()
     }
 
-    /// Brings back evicted operands. References to them end here: the last holder of an operand may reuse its storage.
+    /// Brings back evicted operands. References to them end here: the last holder of an operand may
+    /// reuse its storage.
     #[cold]
     pub(super) fn bring_back(&mut self, waiting: Vec<Arc<Node<B>>>) {
         replay::bring_back(waiting.iter().cloned());
@@ -202,7 +204,8 @@ impl<B: Backend> Call<B> {
         }
     }
 
-    /// Whether a tensor was recorded before a backward pass and is used after it: state, such as running statistics.
+    /// Whether a tensor was recorded before a backward pass and is used after it: state, such as
+    /// running statistics.
     fn outlived(&self, meta: &TensorMeta<B>, state: &State<B>) -> bool {
         let step = self.op_context.step;
         step.is_some_and(|step| step.phase == Phase::Forward && meta.step < step.number)
@@ -216,8 +219,9 @@ impl<B: Backend> Call<B> {
         region.is_some_and(|region| region.policy.may_offload())
     }
 
-    /// Whether a recipe would cost more memory than it saves. It would keep the storage of an operand that cannot come back and has no
-    /// other reference, so that the result's can be dropped: this saves memory only if the result is larger.
+    /// Whether a recipe would cost more memory than it saves. It would keep the storage of an
+    /// operand that cannot come back and has no other reference, so that the result's can be
+    /// dropped: this saves memory only if the result is larger.
     pub(super) fn gives_up(&self) -> bool {
         self.given_up > 0 && self.given_up * 2 > self.largest
     }
@@ -244,7 +248,8 @@ impl<B: Backend> Call<B> {
     }
 }
 
-/// The tensor that a view of this one is a view of: this one, or the one that this is a view of itself.
+/// The tensor that a view of this one is a view of: this one, or the one that this is a view of
+/// itself.
 fn viewed<B: Backend>(
     source: &Source<B>,
     meta: &TensorMeta<B>,

@@ -1,8 +1,9 @@
 //! Which results are sure to lie in memory in the order of their shape.
 //!
-//! A tensor that comes back from the host does. Any other result would come back in another order than it had; a matmul or a sum may then
-//! add up in another order, and its last bits differ. Burn's traits do not expose a tensor's order, so it is derived from the operation; a
-//! result whose order is not sure is computed again. The rules hold on burn-flex and on CubeCL's backends.
+//! A tensor that comes back from the host does. Any other result would come back in another order
+//! than it had; a matmul or a sum may then add up in another order, and its last bits differ.
+//! Burn's traits do not expose a tensor's order, so it is derived from the operation; a result
+//! whose order is not sure is computed again. The rules hold on burn-flex and on CubeCL's backends.
 
 use burn_backend::Shape;
 
@@ -12,7 +13,8 @@ use crate::work::Work;
 /// What is known of the operands' order.
 #[derive(Default)]
 pub(super) struct Order {
-    /// Elements of the largest operand whose order is not sure: an unmanaged one, or a managed one that is not row-major.
+    /// Elements of the largest operand whose order is not sure: an unmanaged one, or a managed one
+    /// that is not row-major.
     pub odd_elements: u64,
     /// Dimensions of the first operand.
     pub rank: Option<usize>,
@@ -32,10 +34,12 @@ impl Order {
 
     /// Whether a result of so many elements is sure to lie in the order of its shape.
     pub fn is_kept(&self, op: &OpInfo, elements: u64) -> bool {
-        // What is smaller than the result is broadcast; the result has a buffer of its own, or that of an operand of its size.
+        // What is smaller than the result is broadcast; the result has a buffer of its own, or that
+        // of an operand of its size.
         let ordered = self.odd_elements == 0 || self.odd_elements < elements;
         match op.work {
-            // Matmul, linear and attention are new, whatever the operands are. Convolutions give channels last on CubeCL's backends.
+            // Matmul, linear and attention are new, whatever the operands are. Convolutions give
+            // channels last on CubeCL's backends.
             Work::Compute => {
                 op.name.ends_with("matmul") || matches!(op.name, "linear" | "attention")
             }
@@ -43,7 +47,8 @@ impl Order {
             // A reshape of what lies in another order may be a copy or a view.
             Work::View => self.odd_elements == 0 && op.keeps_order,
             Work::Norm if op.name == "layer_norm" => ordered,
-            // Along another dimension than the last one burn-flex swaps the two, computes, and swaps them back.
+            // Along another dimension than the last one burn-flex swaps the two, computes, and
+            // swaps them back.
             Work::Norm => {
                 ordered && self.rank.is_some() && self.rank == self.number.map(|dim| dim + 1)
             }
@@ -63,8 +68,8 @@ mod tests {
     use super::*;
     use crate::op::op_table;
 
-    /// Of operations with a result of 64 elements: elements of the largest operand in another order, rank, dimension, and whether the
-    /// result is in order.
+    /// Of operations with a result of 64 elements: elements of the largest operand in another
+    /// order, rank, dimension, and whether the result is in order.
     #[test]
     fn an_order_is_kept_or_not() {
         const LAST: (Option<usize>, Option<usize>) = (Some(3), Some(2));

@@ -28,8 +28,8 @@ use crate::replay::{self, Locked};
 use crate::trace::{self, EventKind};
 use crate::work::Work;
 
-/// An operation under way: what is known of it before it runs, once its operands were seen, and after it. Built and changed in place: it is
-/// large, and each operation needs one.
+/// An operation under way: what is known of it before it runs, once its operands were seen, and
+/// after it. Built and changed in place: it is large, and each operation needs one.
 pub(crate) struct Call<B: Backend> {
     pub(super) op: &'static OpInfo,
     pub(super) op_context: OpContext,
@@ -37,14 +37,16 @@ pub(crate) struct Call<B: Backend> {
     origin: Origin,
     /// That of the operands until they are all seen, then that of the result.
     pub(super) lineage: Lineage,
-    /// Operands that are evicted, or have outlived their step. Seldom any: an option is dropped faster than an empty list.
+    /// Operands that are evicted, or have outlived their step. Seldom any: an option is dropped
+    /// faster than an empty list.
     pub(super) waiting: Option<Vec<Arc<Node<B>>>>,
     /// Of a view operation, once its first operand was seen.
     pub(super) shares: Option<Shares<B>>,
     pub(super) order: Order,
     /// For a view in a scope that may offload: what it is a view of.
     pub(super) viewed: Option<Box<Viewed<B>>>,
-    /// Whether the result is a constant of this backward pass if it has no recipe: it is new, or an operand is one.
+    /// Whether the result is a constant of this backward pass if it has no recipe: it is new, or an
+    /// operand is one.
     pub(super) is_constant: bool,
     /// Bytes of the largest operand.
     pub(super) largest: u64,
@@ -89,20 +91,22 @@ impl<B: Backend> Call<B> {
         }
     }
 
-    /// Whether the operation needs its recipe: its result may come back, or it may have to run again. Without a recipe it may write into its
-    /// operands.
+    /// Whether the operation needs its recipe: its result may come back, or it may have to run
+    /// again. Without a recipe it may write into its operands.
     #[inline]
     pub fn needs_recipe(&self) -> bool {
         self.origin != Origin::Fixed || self.retrying().is_some()
     }
 
-    /// Runs the operation by its recipe, as often as there is no memory for it, if its budget retries.
+    /// Runs the operation by its recipe, as often as there is no memory for it, if its budget
+    /// retries.
     #[inline]
     pub fn retry(&self, recipe: Option<&Arc<dyn Recipe<B>>>) -> Option<Value<B>> {
         Some(self.run_again(self.retrying()?, &**recipe?))
     }
 
-    /// The counters of the device that the result will be on, if their budget runs operations again for which there is no memory.
+    /// The counters of the device that the result will be on, if their budget runs operations again
+    /// for which there is no memory.
     #[inline]
     fn retrying(&self) -> Option<&MemoryStats> {
         let memory = self.memory.as_deref();
@@ -111,7 +115,8 @@ impl<B: Backend> Call<B> {
 
     #[cold]
     fn run_again(&self, memory: &MemoryStats, recipe: &dyn Recipe<B>) -> Value<B> {
-        // Inputs stay locked through all tries: otherwise each try would begin with the same replays.
+        // Inputs stay locked through all tries: otherwise each try would begin with the same
+        // replays.
         let mut inputs = None;
         again(memory, self.op, || {
             inputs.get_or_insert_with(|| replay::lock_inputs(recipe));
@@ -119,8 +124,9 @@ impl<B: Backend> Call<B> {
         })
     }
 
-    /// As [`Self::begin`], for a new tensor that takes `room`: a function of plain arguments. It is recorded in forward passes; in backward
-    /// and in the optimizer it is a constant, and at once written to.
+    /// As [`Self::begin`], for a new tensor that takes `room`: a function of plain arguments. It is
+    /// recorded in forward passes; in backward and in the optimizer it is a constant, and at once
+    /// written to.
     pub fn begin_new(&mut self, room: Room) {
         if self.op.work == Work::Fixed {
             return self.begin_fixed(room);
@@ -147,7 +153,8 @@ impl<B: Backend> Call<B> {
         }
     }
 
-    /// As [`Self::begin_new`], for what cannot be computed again, such as random numbers. Data of more than one element begins a forward pass.
+    /// As [`Self::begin_new`], for what cannot be computed again, such as random numbers. Data of
+    /// more than one element begins a forward pass.
     fn begin_fixed(&mut self, room: Room) {
         if let Some(step) = self.op_context.step
             && step.phase == Phase::Backward
@@ -161,7 +168,8 @@ impl<B: Backend> Call<B> {
         self.memory = room.make(self.op);
     }
 
-    /// Begins an operation whose arguments were seen: brings operands back, and decides what becomes of the result: whether it has a recipe.
+    /// Begins an operation whose arguments were seen: brings operands back, and decides what
+    /// becomes of the result: whether it has a recipe.
     pub fn begin(&mut self) {
         if let Some(waiting) = self.waiting.take() {
             self.bring_back(waiting);
@@ -178,7 +186,8 @@ impl<B: Backend> Call<B> {
         }
     }
 
-    /// Begins an operation on delivered operands alone, whose result belongs to no scope and to no step.
+    /// Begins an operation on delivered operands alone, whose result belongs to no scope and to no
+    /// step.
     #[cold]
     fn begin_delivered(&mut self) {
         self.op_context.region = None;
@@ -186,7 +195,8 @@ impl<B: Backend> Call<B> {
         self.make_room();
     }
 
-    /// The results, with their recipe unless they are never evicted. The value is taken from a reference: passing such a large one copies it.
+    /// The results, with their recipe unless they are never evicted. The value is taken from a
+    /// reference: passing such a large one copies it.
     pub fn results<'a>(
         &mut self,
         value: &'a mut Value<B>,
@@ -209,8 +219,9 @@ impl<B: Backend> Call<B> {
         Results::One(Some(self.enter(node)))
     }
 
-    /// Counts the only result, if it is a gradient or a constant of backward, and need not be a node. It has to be one in a scope, which may
-    /// move it to the host, and where it has to be found by its operation: in a trace, and where operations are tried again.
+    /// Counts the only result, if it is a gradient or a constant of backward, and need not be a
+    /// node. It has to be one in a scope, which may move it to the host, and where it has to be
+    /// found by its operation: in a trace, and where operations are tried again.
     fn gradient(&mut self, value: &Value<B>) -> Option<Gradient> {
         let step = self.op_context.step?;
         let is_node = match &self.shares {
@@ -233,7 +244,8 @@ impl<B: Backend> Call<B> {
             return None;
         }
         let memory = self.memory_on(&value.device().unwrap_or_default());
-        // It takes a place whether it is a node or not: otherwise a rank that records a trace would repeat other evictions.
+        // It takes a place whether it is a node or not: otherwise a rank that records a trace would
+        // repeat other evictions.
         memory.budget()?.next_place();
         let extent = Extent::of(&value.shape(), value.dtype());
         let cost_ns = self.cost_ns(&memory, extent.elements, extent.bytes);
@@ -250,7 +262,8 @@ impl<B: Backend> Call<B> {
         self.op.work != Work::View || self.op.keeps_order
     }
 
-    /// With a recipe each result is a node that takes its part from one more node, which runs the operation.
+    /// With a recipe each result is a node that takes its part from one more node, which runs the
+    /// operation.
     #[inline(never)]
     fn finish_many(
         &mut self,
@@ -290,7 +303,8 @@ impl<B: Backend> Call<B> {
         Results::Many(results.into_iter())
     }
 
-    /// The node of an operation with several results, which holds them only while a replay hands them out.
+    /// The node of an operation with several results, which holds them only while a replay hands
+    /// them out.
     fn whole(&mut self, parts: &[Value<B>], recipe: Arc<dyn Recipe<B>>) -> Source<B> {
         let device = parts.iter().find_map(Value::device).unwrap_or_default();
         let memory = self.memory_on(&device);
@@ -324,7 +338,8 @@ impl<B: Backend> Call<B> {
         known.unwrap_or_else(|| context::memory_on(device.id()))
     }
 
-    /// Nanoseconds of the operation, whose result has so many elements and bytes; 0 without a budget.
+    /// Nanoseconds of the operation, whose result has so many elements and bytes; 0 without a
+    /// budget.
     #[inline]
     fn cost_ns(&self, memory: &MemoryStats, elements: u64, bytes: u64) -> f32 {
         let budget = memory.budget();
@@ -338,7 +353,8 @@ impl<B: Backend> Call<B> {
         }
     }
 
-    /// Reports the operation's cost to the budget, and its result's size if that is used to make room.
+    /// Reports the operation's cost to the budget, and its result's size if that is used to make
+    /// room.
     fn computed(&self, memory: &MemoryStats, cost_ns: f32, bytes: u64) {
         if let (Some(budget), Some(cost)) = (memory.budget(), &self.cost) {
             budget.computed(cost.key(), cost_ns);
@@ -410,7 +426,8 @@ impl<B: Backend> Call<B> {
         })
     }
 
-    /// The node of a result. Built inside its allocation: `Arc::new` would build it on the stack and copy it.
+    /// The node of a result. Built inside its allocation: `Arc::new` would build it on the stack
+    /// and copy it.
     fn node(
         &mut self,
         value: &mut Value<B>,
@@ -451,7 +468,8 @@ impl<B: Backend> Call<B> {
         Managed::first(Source::new(node))
     }
 
-    /// What the result descends from. An operation that only forward or only backward passes run changes the thread's phase.
+    /// What the result descends from. An operation that only forward or only backward passes run
+    /// changes the thread's phase.
     #[inline]
     fn result_lineage(&mut self) -> Lineage {
         let Some(step) = self.op_context.step else {
@@ -463,8 +481,8 @@ impl<B: Backend> Call<B> {
             }
             return Lineage::Gradient;
         }
-        // A backward pass runs the product of a layer (linear, convolutions, attention) only on gradients; what autodiff itself computes
-        // again is cheaper.
+        // A backward pass runs the product of a layer (linear, convolutions, attention) only on
+        // gradients; what autodiff itself computes again is cheaper.
         let begins = self.lineage == Lineage::Gradient
             || step.phase == Phase::Backward && self.op.work == Work::Compute;
         if begins && self.op.is_forward_only {

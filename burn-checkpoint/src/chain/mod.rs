@@ -9,10 +9,12 @@ use crate::plan::{Node, Plan, PlanError};
 use crate::policy::Policy;
 use crate::scope::checkpoint_labelled;
 
-/// Runs `blocks` one after the other, in the scopes of `plan`. Loss and gradients are bit for bit those of the plain loop.
+/// Runs `blocks` one after the other, in the scopes of `plan`. Loss and gradients are bit for bit
+/// those of the plain loop.
 ///
-/// `forward` runs one block. A block may take and return whatever a scope may return ([`Outputs`]): one tensor, or a tuple of hidden states
-/// and a mask. Let the closure capture what is the same for all blocks.
+/// `forward` runs one block. A block may take and return whatever a scope may return ([`Outputs`]):
+/// one tensor, or a tuple of hidden states and a mask. Let the closure capture what is the same for
+/// all blocks.
 ///
 /// ```
 /// use burn::backend::Autodiff;
@@ -52,10 +54,12 @@ pub fn checkpoint_chain<Block, T: Outputs>(
     Ok(run(plan.nodes(), blocks, 0, x, &forward))
 }
 
-/// Runs `blocks` one after the other, in `segments` scopes of nearly equal length (`torch.utils.checkpoint_sequential`).
+/// Runs `blocks` one after the other, in `segments` scopes of nearly equal length
+/// (`torch.utils.checkpoint_sequential`).
 ///
-/// A scope holds its input, and in backward the tape of its blocks: where all blocks are alike, a number of segments near the square root
-/// of the number of blocks takes the least memory. [`checkpoint_chain`] runs other nestings.
+/// A scope holds its input, and in backward the tape of its blocks: where all blocks are alike, a
+/// number of segments near the square root of the number of blocks takes the least memory.
+/// [`checkpoint_chain`] runs other nestings.
 ///
 /// # Panics
 ///

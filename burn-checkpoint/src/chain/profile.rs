@@ -14,11 +14,13 @@ use crate::plan::{BlockProfile, PlanError, Profile, TailProfile};
 use crate::scope::{checkpoint, keeping};
 use crate::stats::RematStats;
 
-/// Runs every block of a chain forward and backward, alone, and measures its bytes and times: the input of [`plan`](crate::plan::plan).
+/// Runs every block of a chain forward and backward, alone, and measures its bytes and times: the
+/// input of [`plan`](crate::plan::plan).
 ///
-/// `x` is a typical input of the first block; each block's output is the input of the next. Bytes are those of tensors that
-/// [`Remat`](crate::Remat) counts, the same in every run: not the scratch memory inside of an operation, nor what an allocator keeps to
-/// itself, so leave a margin to the limit of a device. Times are the shortest of three. What follows the chain is measured by
+/// `x` is a typical input of the first block; each block's output is the input of the next. Bytes
+/// are those of tensors that [`Remat`](crate::Remat) counts, the same in every run: not the scratch
+/// memory inside of an operation, nor what an allocator keeps to itself, so leave a margin to the
+/// limit of a device. Times are the shortest of three. What follows the chain is measured by
 /// [`profile_tail`].
 ///
 /// The blocks stay as they are: their copies run, which share no running statistics with them
@@ -27,8 +29,9 @@ use crate::stats::RematStats;
 ///
 /// # Cost
 ///
-/// Seven forward and six backward passes over the chain, one block's memory at a time. Resets the thread's [`RematStats`]. A budget of the
-/// thread is suspended meanwhile: its counters stay as they are, and the profile's bytes come on top.
+/// Seven forward and six backward passes over the chain, one block's memory at a time. Resets the
+/// thread's [`RematStats`]. A budget of the thread is suspended meanwhile: its counters stay as
+/// they are, and the profile's bytes come on top.
 ///
 /// # Errors
 ///
@@ -57,7 +60,8 @@ pub fn profile_chain<B: AutodiffBackend, const D: usize, Block: AutodiffModule<B
     })
 }
 
-/// Runs what follows a chain, from the chain's output to the loss, forward and backward and measures it: the [`Profile::tail`].
+/// Runs what follows a chain, from the chain's output to the loss, forward and backward and
+/// measures it: the [`Profile::tail`].
 ///
 /// `loss` runs as it is: where it uses a module with running statistics, such as BatchNorm, give it
 /// an [`independent`] copy.
@@ -117,7 +121,8 @@ fn step<B: AutodiffBackend, const D: usize, const R: usize>(
     let device = x.device();
     let x = x.clone().detach().require_grad();
     let synchronize = || {
-        // A backend that failed reports it when a result is next read; here only a time would be wrong.
+        // A backend that failed reports it when a result is next read; here only a time would be
+        // wrong.
         if let Err(error) = B::sync(&device) {
             burn_decorator::warn_user!(
                 "the device could not be waited for, times are wrong: {error}"
@@ -132,7 +137,8 @@ fn step<B: AutodiffBackend, const D: usize, const R: usize>(
     // In a scope all tensors are counted.
     keeping(|| {
         let before_bytes = context::current_stats().live_bytes;
-        // Peak bytes, the bytes that are left and nanoseconds of a pass. Live bytes may fall below those before where it drops tensors.
+        // Peak bytes, the bytes that are left and nanoseconds of a pass. Live bytes may fall below
+        // those before where it drops tensors.
         let end = |start: Instant| {
             synchronize();
             let time_ns = start.elapsed().as_nanos() as u64;

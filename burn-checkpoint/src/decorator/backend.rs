@@ -10,11 +10,12 @@ use crate::{download, unwound};
 
 /// A backend whose tensors can leave memory and come back: `Autodiff<Remat<Cuda>>`.
 ///
-/// Put it below `Autodiff`: what the tape saves are then handles, and backward brings them back by using them. Under mixed
-/// precision that is `Autocast<Autodiff<Remat<Cuda>>>`: casts are operations like others, so each is replayed as it ran.
+/// Put it below `Autodiff`: what the tape saves are then handles, and backward brings them back by
+/// using them. Under mixed precision that is `Autocast<Autodiff<Remat<Cuda>>>`: casts are
+/// operations like others, so each is replayed as it ran.
 ///
-/// Outside of scopes ([`checkpoint`](crate::checkpoint)) and budgets ([`MemoryBudget`](crate::MemoryBudget)) operations are passed on to
-/// the inner backend unchanged.
+/// Outside of scopes ([`checkpoint`](crate::checkpoint)) and budgets
+/// ([`MemoryBudget`](crate::MemoryBudget)) operations are passed on to the inner backend unchanged.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Remat<B>(PhantomData<B>);
 

@@ -1,5 +1,5 @@
-//! Zeros and ones as dropout draws them. They cannot be drawn again, so a scope or a budget keeps them, packed into bits, from which a
-//! recipe computes the numbers.
+//! Zeros and ones as dropout draws them. They cannot be drawn again, so a scope or a budget keeps
+//! them, packed into bits, from which a recipe computes the numbers.
 
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{
@@ -16,7 +16,8 @@ use crate::op::OpInfo;
 use crate::recipe::recipe;
 use crate::work::Work;
 
-/// Numbers packed into one integer: all sums of so many powers of two are exact in every float type.
+/// Numbers packed into one integer: all sums of so many powers of two are exact in every float
+/// type.
 const BITS: usize = 8;
 
 /// Fewer numbers stay as they are: packing starts five operations.
@@ -57,7 +58,8 @@ pub(super) fn draw<B: Backend>(
     let mut call = Call::<B>::new(DRAW);
     call.begin_new(Room::default()); // room was made above
     let bits: Handle<B, Int> = call.results(&mut bits, None).expect();
-    // Two handles until the end: an operand without other references would be given up for its result.
+    // Two handles until the end: an operand without other references would be given up for its
+    // result.
     let handles = (bits.clone(), bits);
     let mut call = Call::<B>::new(NUMBERS);
     handles.0.show(&mut call);
@@ -77,8 +79,8 @@ pub(super) fn draw<B: Backend>(
     numbers
 }
 
-/// Number `row * columns + column` becomes bit `row` of integer `column`: a product with the powers of two, which takes no memory but the
-/// result's.
+/// Number `row * columns + column` becomes bit `row` of integer `column`: a product with the powers
+/// of two, which takes no memory but the result's.
 fn pack<B: Backend>(numbers: FloatTensor<B>, packed: IntDType, device: &B::Device) -> IntTensor<B> {
     let dtype = numbers.dtype();
     let elements = numbers.shape().num_elements();

@@ -14,16 +14,20 @@ use crate::recipe::{SavedValue, recipe};
 use crate::work::Work;
 
 impl<B: Backend> Remat<B> {
-    /// Runs an operation of your own with its recipe: a scope or a budget drops its result and calls `run` again when it is needed, with
-    /// the same operands. The result of a custom kernel that runs otherwise is kept, and its operands are brought back for it.
+    /// Runs an operation of your own with its recipe: a scope or a budget drops its result and
+    /// calls `run` again when it is needed, with the same operands. The result of a custom kernel
+    /// that runs otherwise is kept, and its operands are brought back for it.
     ///
-    /// `run` has to be a function of its operands: no random numbers, no state. It returns one tensor, or `Value::Many` of them. `op` says
-    /// what the result costs; a result of [`Work::Fixed`] is kept. The name of an operation that only backward runs ends in `_backward`.
+    /// `run` has to be a function of its operands: no random numbers, no state. It returns one
+    /// tensor, or `Value::Many` of them. `op` says what the result costs; a result of
+    /// [`Work::Fixed`] is kept. The name of an operation that only backward runs ends in
+    /// `_backward`.
     ///
     /// # Cost
     ///
-    /// Outside of scopes and budgets none of its own. Inside three allocations, one more than an operation of Burn's: its node, its recipe and
-    /// `run`; and one for each operand that is not managed.
+    /// Outside of scopes and budgets none of its own. Inside three allocations, one more than an
+    /// operation of Burn's: its node, its recipe and `run`; and one for each operand that is not
+    /// managed.
     ///
     /// # Panics
     ///
@@ -109,7 +113,8 @@ impl<B: Backend> Remat<B> {
     }
 }
 
-/// A value with its tensors mapped: `$x` by `$tensor`, the list `$xs` by `$list`, and `$absent` where there is none.
+/// A value with its tensors mapped: `$x` by `$tensor`, the list `$xs` by `$list`, and `$absent`
+/// where there is none.
 macro_rules! map_value {
     ($value:expr, $x:pat => $tensor:expr, $xs:pat => $list:expr, $absent:expr) => {
         match $value {

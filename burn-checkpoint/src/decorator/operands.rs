@@ -1,6 +1,8 @@
-//! Operands, by kind: as the inner backend takes them, as a call sees them, and as a recipe keeps and loads them.
+//! Operands, by kind: as the inner backend takes them, as a call sees them, and as a recipe keeps
+//! and loads them.
 
-/// Calls a macro with the form of an operand where its kind does not matter: `Opt` or `List` of tensors, or a plain type.
+/// Calls a macro with the form of an operand where its kind does not matter: `Opt` or `List` of
+/// tensors, or a plain type.
 macro_rules! by_form {
     ($macro:ident FloatOpt $($rest:tt)*) => { $macro!(Opt $($rest)*) };
     ($macro:ident BoolOpt $($rest:tt)*) => { $macro!(Opt $($rest)*) };
@@ -106,7 +108,8 @@ macro_rules! show {
     };
     // No result's size depends on a scalar, and an optimizer passes another one each step.
     ([Scalar] $x:expr, $call:expr) => {};
-    // A slice is a view, for which no room is made, and an assignment to one has the size of its operand.
+    // A slice is a view, for which no room is made, and an assignment to one has the size of its
+    // operand.
     ({Slice} $x:expr, $call:expr) => {};
     ($tensors:ident $x:expr, $call:expr) => {
         each!($tensors $x, x => x.show(&mut $call))

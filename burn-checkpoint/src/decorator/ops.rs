@@ -1,8 +1,10 @@
 //! Every operation, made from its row.
 //!
-//! Outside of scopes and budgets a method calls the inner backend and no more. Inside, a row whose result can be computed
-//! again (every work class but `fixed` and `pass`) is recorded: its operands are saved for a recipe, and its result becomes a
-//! node. So is a row whose operands are all [delivered](crate::delivered()), anywhere. The result of a `fixed` row is a node without a recipe.
+//! Outside of scopes and budgets a method calls the inner backend and no more. Inside, a row whose
+//! result can be computed again (every work class but `fixed` and `pass`) is recorded: its operands
+//! are saved for a recipe, and its result becomes a node. So is a row whose operands are all
+//! [delivered](crate::delivered()), anywhere. The result of a `fixed` row is a node without a
+//! recipe.
 #![deny(clippy::missing_trait_methods)]
 
 use std::sync::Arc;
@@ -32,7 +34,8 @@ fn tensor<B: Backend>(results: &mut Results<'_, B>) -> TensorPrimitive<Remat<B>>
     }
 }
 
-/// A view or a cast, whose shape, type and device are known before it runs: on a delivered tensor it runs when its result is used.
+/// A view or a cast, whose shape, type and device are known before it runs: on a delivered tensor
+/// it runs when its result is used.
 #[inline(never)]
 fn on_use<B: Backend>(
     op: &'static OpInfo,
@@ -167,12 +170,14 @@ macro_rules! first {
             context::warn_if_left_out();
         }
     };
-    // The inner backend has no tape, so nothing has to run: a delivered tensor is returned unchanged.
+    // The inner backend has no tape, so nothing has to run: a delivered tensor is returned
+    // unchanged.
     (float_set_require_grad $x:ident $required:ident) => { if_delivered!($x => $x) };
     (float_detach $x:ident) => { if_delivered!($x => $x) };
     // Burn calls this for each parameter in `valid()`.
     (float_is_require_grad $x:ident) => { if_delivered!($x => false) };
-    // Only the shape of the weights is read, so delivered weights are not brought back: an empty tensor of their shape replaces them.
+    // Only the shape of the weights is read, so delivered weights are not brought back: an empty
+    // tensor of their shape replaces them.
     (embedding_backward $weights:ident $gradient:ident $indices:ident) => {
         let $weights = match $weights.is_delivered() {
             true => Handle::resident(B::float_empty($weights.shape(), &$weights.device(), $weights.dtype().into())),

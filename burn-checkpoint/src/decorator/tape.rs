@@ -22,7 +22,8 @@ impl<B: Backend, K: Kind<B>> TensorMetadata for Handle<B, K> {
         }
     }
 
-    /// A scope also finds its results by this method: it reads the shape of each while it collects them.
+    /// A scope also finds its results by this method: it reads the shape of each while it collects
+    /// them.
     #[inline]
     fn shape(&self) -> Shape {
         match self {
@@ -57,7 +58,8 @@ fn tape<B: Backend>() -> Tape<AutodiffTensor<Remat<B>>> {
     )
 }
 
-/// Its state is the loss's derivative with respect to the operand; multiplied by the loss's gradient, it is added to the operand's.
+/// Its state is the loss's derivative with respect to the operand; multiplied by the loss's
+/// gradient, it is added to the operand's.
 #[derive(Debug)]
 struct Held;
 

@@ -9,7 +9,8 @@ pub(super) struct Point {
     pub time_ns: u64,
 }
 
-/// The ways to process some blocks that no other way beats in both bytes and time: bytes ascend, times descend.
+/// The ways to process some blocks that no other way beats in both bytes and time: bytes ascend,
+/// times descend.
 pub(super) type Front = Vec<Point>;
 
 /// Takes in candidates whose bytes ascend and times descend.
@@ -30,7 +31,8 @@ pub(super) fn merge(front: &mut Front, candidates: impl Iterator<Item = Point>) 
     }
 }
 
-/// Keeps at most so many points, evenly spread; if two or more, the first and the last are among them.
+/// Keeps at most so many points, evenly spread; if two or more, the first and the last are among
+/// them.
 pub(super) fn thin(front: &mut Front, most: usize) {
     let points = front.len();
     if points > most {
@@ -51,8 +53,8 @@ pub(super) const NOTHING: &[Point] = &[Point {
     time_ns: 0,
 }];
 
-/// The ways to process two things together, of which the first retains some bytes while the second is processed: bytes
-/// ascend, times descend.
+/// The ways to process two things together, of which the first retains some bytes while the second
+/// is processed: bytes ascend, times descend.
 pub(super) fn both(
     first: &[Point],
     second: &[Point],

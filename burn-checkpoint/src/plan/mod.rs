@@ -1,8 +1,8 @@
 //! Plans for chains of blocks: which scopes, and which in which.
 //!
-//! [`plan`] finds the fastest nesting of scopes that keeps a training step below a byte limit, from a [`Profile`] of the
-//! chain. `checkpoint_chain` runs a [`Plan`], [`simulate`] computes its bytes and time. All of it is integers, deterministic and
-//! free of Burn.
+//! [`plan`] finds the fastest nesting of scopes that keeps a training step below a byte limit, from
+//! a [`Profile`] of the chain. `checkpoint_chain` runs a [`Plan`], [`simulate`] computes its bytes
+//! and time. All of it is integers, deterministic and free of Burn.
 //!
 //! # What a plan does
 //!
@@ -18,14 +18,17 @@
 //!           0
 //! ```
 //!
-//! - Outside of scopes a block's forward pass leaves its tape (`x` is the input of the block with the same number).
-//! - When a scope ends, only its output and the random numbers in it stay: all else in it is evicted, outputs of inner
-//!   scopes included.
-//! - When the backward pass reaches a scope, the first access replays the scope from its input to the tensor that is
-//!   read: what belongs to the scope itself comes back and stays, outputs of inner scopes included. Inner scopes are
-//!   passed through, holding no more than one block's input and own bytes at a time. The last block is brought back in
-//!   part, as far as its backward pass reads it ([`BlockProfile::replay_ns`]).
-//! - A scope at the end of another scope is brought back with it, as if its brackets were not there.
+//! - Outside of scopes a block's forward pass leaves its tape (`x` is the input of the block with
+//!   the same number).
+//! - When a scope ends, only its output and the random numbers in it stay: all else in it is
+//!   evicted, outputs of inner scopes included.
+//! - When the backward pass reaches a scope, the first access replays the scope from its input to
+//!   the tensor that is read: what belongs to the scope itself comes back and stays, outputs of
+//!   inner scopes included. Inner scopes are passed through, holding no more than one block's input
+//!   and own bytes at a time. The last block is brought back in part, as far as its backward pass
+//!   reads it ([`BlockProfile::replay_ns`]).
+//! - A scope at the end of another scope is brought back with it, as if its brackets were not
+//!   there.
 //! - What a block's backward pass has read is freed with it; gradients of its parameters stay.
 
 mod error;

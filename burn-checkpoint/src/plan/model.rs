@@ -1,16 +1,18 @@
-//! What the parts of a schedule take: the model that the planner and [`simulate`](super::simulate()) share.
+//! What the parts of a schedule take: the model that the planner and
+//! [`simulate`](super::simulate()) share.
 
 use super::front::Point;
 use super::{BlockProfile, Profile};
 
-/// The profile as recursions over its intervals read it: the tail is one more block, which no scope can be around because it is the
-/// last one.
+/// The profile as recursions over its intervals read it: the tail is one more block, which no scope
+/// can be around because it is the last one.
 pub(super) struct Chain {
     pub blocks: Vec<Block>,
 }
 
 pub(super) struct Block {
-    /// Its profile, in which the tape is no less than its parts, and the peaks are no less than the tape.
+    /// Its profile, in which the tape is no less than its parts, and the peaks are no less than the
+    /// tape.
     profile: BlockProfile,
     /// The kept bytes of all blocks before.
     kept_before_bytes: u64,
@@ -59,8 +61,9 @@ impl Chain {
         input.map_or(0, |block| block.profile.output_bytes) + self.blocks[first].kept_before_bytes
     }
 
-    /// What is live besides the blocks' own when the blocks `first..=last` begin to run forward. In a replay of a scope
-    /// that is the gradients and what the scope kept; if the last block is the tail, nothing: the step begins.
+    /// What is live besides the blocks' own when the blocks `first..=last` begin to run forward. In
+    /// a replay of a scope that is the gradients and what the scope kept; if the last block is the
+    /// tail, nothing: the step begins.
     fn live_bytes(&self, first: usize, last: usize) -> u64 {
         if last == self.tail() {
             return 0;
@@ -83,7 +86,8 @@ impl Chain {
         }
     }
 
-    /// The least bytes for the first of the blocks `first..=last` that runs forward, and then backward.
+    /// The least bytes for the first of the blocks `first..=last` that runs forward, and then
+    /// backward.
     fn passes_bytes(&self, first: usize, last: usize) -> u64 {
         let forward_bytes = self.live_bytes(first, last) + self.running_bytes(first, last);
         let block = &self.blocks[first];
@@ -98,8 +102,8 @@ impl Chain {
         }
     }
 
-    /// How a schedule of the blocks `first..=last` may begin, if they are several: with one plain block, or with a scope around one block, two
-    /// and so on.
+    /// How a schedule of the blocks `first..=last` may begin, if they are several: with one plain
+    /// block, or with a scope around one block, two and so on.
     pub fn begins(&self, first: usize, last: usize) -> impl Iterator<Item = Begin> {
         let live_bytes = self.live_bytes(first, last);
         let block = &self.blocks[first].profile;
@@ -111,7 +115,8 @@ impl Chain {
             forward_ns: block.forward_ns,
         };
         let (mut input_bytes, mut floor_bytes, mut forward_ns) = (0, 0_u64, 0);
-        // A scope one block longer: when it is passed through, only one block's input and own bytes are live at a time.
+        // A scope one block longer: when it is passed through, only one block's input and own bytes
+        // are live at a time.
         let longer = move |end: usize| {
             let block = &self.blocks[end].profile;
             floor_bytes = floor_bytes.max(live_bytes + input_bytes + self.running_bytes(end, last));
@@ -132,7 +137,8 @@ impl Chain {
 /// How a schedule of an interval begins.
 #[derive(Clone, Copy)]
 pub(super) struct Begin {
-    /// The last block of the scope, whose inside is an interval of its own; `None` for one block, which stays on the tape.
+    /// The last block of the scope, whose inside is an interval of its own; `None` for one block,
+    /// which stays on the tape.
     pub scope: Option<usize>,
     /// Number of blocks.
     pub length: usize,

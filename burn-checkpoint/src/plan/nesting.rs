@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::PlanError;
 
-/// Which consecutive blocks of a chain run in a `checkpoint` scope together, and which scopes are in which.
+/// Which consecutive blocks of a chain run in a `checkpoint` scope together, and which scopes are
+/// in which.
 ///
 /// By serde a plan is the list of its blocks' numbers, in which a list is a scope:
 ///
@@ -56,8 +57,9 @@ impl Plan {
         Self::segments(blocks, blocks.max(1))
     }
 
-    /// Scopes around so many segments of nearly equal length (Chen et al., arXiv 1604.06174, section 4.1, for `segments` the square root of
-    /// `blocks`). Segments of no blocks are left out.
+    /// Scopes around so many segments of nearly equal length (Chen et al., arXiv 1604.06174,
+    /// section 4.1, for `segments` the square root of `blocks`). Segments of no blocks are left
+    /// out.
     ///
     /// # Panics
     ///

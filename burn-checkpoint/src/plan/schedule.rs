@@ -8,18 +8,21 @@ use super::{Node, Plan, PlanError, Profile};
 
 /// The fastest plan for a step that never holds more than `limit_bytes`.
 ///
-/// Dynamic programming over the intervals of the chain, as rotor does (Beaumont et al., "Optimal checkpointing for
-/// heterogeneous chains", RR-9302, section 4; for blocks that are all alike it is Griewank and Walther's revolve). An
-/// interval begins with a block that stays on the tape, or with a scope around some blocks; the rest is an interval
-/// again, and so is the inside of the scope. Where rotor rounds bytes up to slots, here every interval keeps the
-/// undominated pairs of exact bytes and times, so nothing is lost to rounding, and the plan that needs the least bytes
-/// is always found. In long chains of blocks that all differ an interval may have very many such pairs; it then keeps an
-/// even choice of them, and the plan may be a little slower than the fastest.
+/// Dynamic programming over the intervals of the chain, as rotor does (Beaumont et al., "Optimal
+/// checkpointing for heterogeneous chains", RR-9302, section 4; for blocks that are all alike it is
+/// Griewank and Walther's revolve). An interval begins with a block that stays on the tape, or with
+/// a scope around some blocks; the rest is an interval again, and so is the inside of the scope.
+/// Where rotor rounds bytes up to slots, here every interval keeps the undominated pairs of exact
+/// bytes and times, so nothing is lost to rounding, and the plan that needs the least bytes is
+/// always found. In long chains of blocks that all differ an interval may have very many such
+/// pairs; it then keeps an even choice of them, and the plan may be a little slower than the
+/// fastest.
 ///
-/// Among equally fast plans it returns one with the least peak. The same profile and limit always give the same plan.
+/// Among equally fast plans it returns one with the least peak. The same profile and limit always
+/// give the same plan.
 ///
-/// Cost: O(n³) combinations of two intervals for `n` blocks, each linear in the number of their pairs, which is bounded;
-/// O(n²) pairs of memory.
+/// Cost: O(n³) combinations of two intervals for `n` blocks, each linear in the number of their
+/// pairs, which is bounded; O(n²) pairs of memory.
 ///
 /// ```
 /// use burn_checkpoint::plan::{BlockProfile, Plan, Profile, plan, simulate};
@@ -66,8 +69,9 @@ pub fn plan(profile: &Profile, limit_bytes: u64) -> Result<Plan, PlanError> {
     })
 }
 
-/// How many pairs an interval keeps: so many that the work on all intervals of one length is about the same. Those at the chain's end are
-/// few and a plan goes through very many of them, so they keep more.
+/// How many pairs an interval keeps: so many that the work on all intervals of one length is about
+/// the same. Those at the chain's end are few and a plan goes through very many of them, so they
+/// keep more.
 fn balanced(blocks: usize, length: usize, at_end: bool) -> usize {
     const WORK: usize = 16_000_000;
     let combinations = match at_end {
@@ -77,7 +81,8 @@ fn balanced(blocks: usize, length: usize, at_end: bool) -> usize {
     WORK / combinations.max(1)
 }
 
-/// The front of every interval of the chain. Bytes are those above the ones that are live before it.
+/// The front of every interval of the chain. Bytes are those above the ones that are live before
+/// it.
 struct Table<'a> {
     chain: &'a Chain,
     fronts: Vec<Front>,
@@ -116,8 +121,8 @@ impl<'a> Table<'a> {
         begin.scope.map_or(NOTHING, |end| self.front(first, end))
     }
 
-    /// The ways to process the blocks `first..=last`, from a forward pass over them, the last one being brought back
-    /// rather than run, to their backward passes.
+    /// The ways to process the blocks `first..=last`, from a forward pass over them, the last one
+    /// being brought back rather than run, to their backward passes.
     fn interval(&self, first: usize, last: usize, most_bytes: u64) -> Front {
         let fits = |point: &Point| point.need_bytes <= most_bytes;
         if first == last {

@@ -18,7 +18,8 @@ pub struct Simulation {
 ///
 /// # Cost
 ///
-/// Time proportional to the number of blocks that the step runs, replays included; no tensor is made.
+/// Time proportional to the number of blocks that the step runs, replays included; no tensor is
+/// made.
 ///
 /// # Errors
 ///
@@ -39,8 +40,9 @@ pub fn simulate(profile: &Profile, plan: &Plan) -> Result<Simulation, PlanError>
 }
 
 impl Simulation {
-    /// Runs nodes, of which the first begins with block `first` and the last is a block, from a forward pass over them, the last one
-    /// being brought back rather than run, to their backward passes. So many bytes are live before.
+    /// Runs nodes, of which the first begins with block `first` and the last is a block, from a
+    /// forward pass over them, the last one being brought back rather than run, to their backward
+    /// passes. So many bytes are live before.
     fn run(&mut self, chain: &Chain, nodes: Vec<&Node>, mut first: usize, mut live_bytes: u64) {
         let blocks: usize = nodes.iter().map(|node| node.blocks()).sum();
         let last = first + blocks - 1;
@@ -71,7 +73,8 @@ impl Simulation {
     }
 }
 
-/// The nodes that a replay of a scope runs: a scope at its end is replaced by its own nodes, which have to come back too.
+/// The nodes that a replay of a scope runs: a scope at its end is replaced by its own nodes, which
+/// have to come back too.
 fn open_last(inner: &[Node]) -> Vec<&Node> {
     let mut nodes: Vec<_> = inner.iter().collect();
     while let Some(Node::Scope(inner)) = nodes.last() {

@@ -159,8 +159,8 @@ fn width_of(text: &str, size: i32) -> i32 {
     text.chars().count() as i32 * size * 56 / 100
 }
 
-/// The corners of a curve that holds every value until the next event; of the events within one `column` only the first, lowest, highest
-/// and last.
+/// The corners of a curve that holds every value until the next event; of the events within one
+/// `column` only the first, lowest, highest and last.
 fn steps(points: &[Point], column: f64) -> Vec<Point> {
     let mut corners = Vec::new();
     let mut held = None;

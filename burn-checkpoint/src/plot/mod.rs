@@ -1,8 +1,9 @@
 //! Memory over one step as a picture.
 //!
-//! [`MemoryPlot`] draws a [`trace`](crate::trace): live bytes as a curve with its peak, a row of ticks for what was evicted,
-//! replayed, offloaded and uploaded, and every scope as a band below, inner scopes under outer ones. A scope that is
-//! replayed has a band of the same colour, hollow, where that happens. With the feature `plot`.
+//! [`MemoryPlot`] draws a [`trace`](crate::trace): live bytes as a curve with its peak, a row of
+//! ticks for what was evicted, replayed, offloaded and uploaded, and every scope as a band below,
+//! inner scopes under outer ones. A scope that is replayed has a band of the same colour, hollow,
+//! where that happens. With the feature `plot`.
 
 mod draw;
 #[cfg(test)]
@@ -43,8 +44,8 @@ impl<'a> MemoryPlot<'a> {
         self
     }
 
-    /// Draws the picture, in time proportional to the number of events. Beyond some thousand events its size grows only with the number of
-    /// scopes.
+    /// Draws the picture, in time proportional to the number of events. Beyond some thousand events
+    /// its size grows only with the number of scopes.
     pub fn svg(&self) -> String {
         let timeline = Timeline::new(self.events);
         let mut svg = String::new();

@@ -1,4 +1,5 @@
-//! The block that tests and benches here are made of: layer norm, linear, GELU, linear, dropout, residual.
+//! The block that tests and benches here are made of: layer norm, linear, GELU, linear, dropout,
+//! residual.
 
 use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig, Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig};

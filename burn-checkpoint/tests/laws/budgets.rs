@@ -173,8 +173,8 @@ fn a_budget_does_not_touch_what_a_policy_keeps() {
 
 type Next = fn(Tensor<Remat<Flex>, 1>) -> Tensor<Remat<Flex>, 1>;
 
-/// Sixteen tensors of 256 B, each made of the one before by `next`, all held under a budget of four. Their bits, and the bytes that were
-/// live once they were made.
+/// Sixteen tensors of 256 B, each made of the one before by `next`, all held under a budget of
+/// four. Their bits, and the bytes that were live once they were made.
 fn held(next: Next) -> (Vec<Vec<u8>>, u64) {
     let mut x = Tensor::ones([64], &Default::default()) * 0.5;
     let budget = MemoryBudget::bytes(4 * 256).install();
@@ -289,7 +289,8 @@ fn a_measured_limit_is_kept() {
     }
 }
 
-/// The ones that backward makes for a mean over one element are no seed of another backward pass, after which a limit would be known.
+/// The ones that backward makes for a mean over one element are no seed of another backward pass,
+/// after which a limit would be known.
 #[test]
 fn a_mean_of_one_element_is_no_backward_pass() {
     let x = Tensor::<Managed, 1>::ones([64], &Default::default()).require_grad();
@@ -364,8 +365,8 @@ fn a_limit_is_kept_in_the_first_step_whatever_the_type() {
     }
 }
 
-/// Queries, keys and values are parts of one product, and such a reshape of each makes them contiguous. A reshape of a tensor that is not
-/// managed has the same shapes and no bytes.
+/// Queries, keys and values are parts of one product, and such a reshape of each makes them
+/// contiguous. A reshape of a tensor that is not managed has the same shapes and no bytes.
 #[test]
 fn room_is_made_for_a_reshape_that_copies() {
     let x = Tensor::<Remat<Flex>, 2>::ones([64, 64], &Default::default());
@@ -435,7 +436,8 @@ fn what_is_cheaper_on_a_device_goes_first_by_its_costs() {
     }
 }
 
-/// The bytes of a storage are counted under the budget that it was made under, whichever of its views goes last.
+/// The bytes of a storage are counted under the budget that it was made under, whichever of its
+/// views goes last.
 #[test]
 fn a_view_under_another_budget() {
     RematStats::reset_thread();
@@ -452,7 +454,8 @@ fn a_view_under_another_budget() {
     assert_eq!(RematStats::of_thread().live_bytes, 0);
 }
 
-/// The bytes of a gradient count until its last handle is dropped, that of a view too, or its step is over.
+/// The bytes of a gradient count until its last handle is dropped, that of a view too, or its step
+/// is over.
 #[test]
 fn gradients_count_until_they_go_or_their_step_ends() {
     RematStats::reset_thread();
@@ -484,7 +487,8 @@ fn gradients_count_until_they_go_or_their_step_ends() {
     assert_eq!(budget.live_bytes(), bytes);
     drop((copy, sum));
     assert_eq!(budget.live_bytes(), bytes, "of an earlier step");
-    // State of an optimizer is written in place by its last user: that gets no recipe, which would keep the old state.
+    // State of an optimizer is written in place by its last user: that gets no recipe, which would
+    // keep the old state.
     budget.step();
     for state in [second.clone(), second] {
         evict(&state.mul_scalar(2.0));
@@ -499,7 +503,8 @@ fn gradients_count_until_they_go_or_their_step_ends() {
     assert_eq!(RematStats::of_thread().live_bytes, 0);
 }
 
-/// A gradient of which there is a view is still one that backward works on: the ones of its mean are not the seed of another backward pass.
+/// A gradient of which there is a view is still one that backward works on: the ones of its mean
+/// are not the seed of another backward pass.
 #[test]
 fn a_view_of_a_gradient_does_not_hide_it() {
     let device = Default::default();
@@ -507,7 +512,8 @@ fn a_view_of_a_gradient_does_not_hide_it() {
     let (a, w) = (leaf([1, 1]), leaf([1, 1]).reshape([1]));
     let budget = MemoryBudget::fraction(0.9).expect("a fraction");
     let budget = budget.install();
-    // Backward begins with what is farthest from the leaves, so the view is made before the mean's ones.
+    // Backward begins with what is farthest from the leaves, so the view is made before the mean's
+    // ones.
     let a = a.swap_dims(0, 1).swap_dims(0, 1).reshape([1]);
     drop((a + w.mean()).backward());
     assert_eq!(budget.limit_bytes(), [None], "one step, not over yet");

@@ -61,7 +61,8 @@ fn block<A: Backend>(x: Tensor<A, 2>, w: &[Tensor<A, 2>]) -> Tensor<A, 2> {
     (x * scale.expand([8, 8]) + bias.unsqueeze()).matmul(b.clone().matmul(c.clone()))
 }
 
-/// The loss and the gradients of a model of two blocks, with the bytes that tensors of `Remat` occupied between forward and backward.
+/// The loss and the gradients of a model of two blocks, with the bytes that tensors of `Remat`
+/// occupied between forward and backward.
 fn train<A: AutodiffBackend>(
     weights: &[Tensor<A, 2>],
     wrap: impl Fn(&dyn Fn() -> Tensor<A, 2>) -> Tensor<A, 2>,
@@ -272,7 +273,8 @@ fn a_budget_makes_room_and_never_evicts() {
     assert!(own.into_data() == elements(0));
 }
 
-/// It may look for what to evict while the elements are computed, and finds tensors that come back from the one that is delivered.
+/// It may look for what to evict while the elements are computed, and finds tensors that come back
+/// from the one that is delivered.
 #[test]
 fn what_delivers_may_compute_under_the_budget() {
     let (done, over) = channel();

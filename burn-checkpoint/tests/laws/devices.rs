@@ -97,7 +97,8 @@ fn room_for_what_moves() {
     drop((here, there));
 }
 
-/// An operation for which a device has no memory evicts there, whichever device was met last: with operands, without, with random numbers.
+/// An operation for which a device has no memory evicts there, whichever device was met last: with
+/// operands, without, with random numbers.
 #[test]
 fn room_is_made_on_the_device_that_has_no_memory() {
     type Probed = Remat<Probe<Twin>>;
@@ -122,8 +123,8 @@ fn room_is_made_on_the_device_that_has_no_memory() {
     }
 }
 
-/// What verify mode brings back to compare is in no peak, on whichever device: neither in the counters nor in what a fraction
-/// is measured by.
+/// What verify mode brings back to compare is in no peak, on whichever device: neither in the
+/// counters nor in what a fraction is measured by.
 #[test]
 fn comparing_on_two_devices_is_in_no_peak() {
     let peaks = |verify: bool| {
@@ -133,7 +134,8 @@ fn comparing_on_two_devices_is_in_no_peak() {
         let budget = MemoryBudget::fraction(0.5).expect("a part").install();
         let mut kept = None;
         let results = checkpoint(|| {
-            // What leads to the tensor on the first device is gone from the second when others come there.
+            // What leads to the tensor on the first device is gone from the second when others come
+            // there.
             kept = Some(x.clone().cos().sin().to_device(&FIRST).cos());
             vec![x.clone().cos(), x.clone().sin()]
         });

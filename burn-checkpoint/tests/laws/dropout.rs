@@ -29,7 +29,8 @@ fn held(dropout: f64) -> u64 {
     held
 }
 
-/// A draw comes back bit for bit, of each type, and takes a bit a number meanwhile; a remainder of eight is filled up.
+/// A draw comes back bit for bit, of each type, and takes a bit a number meanwhile; a remainder of
+/// eight is filled up.
 #[test]
 fn the_same_numbers_come_back() {
     let _generator = generator();

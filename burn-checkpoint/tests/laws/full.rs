@@ -1,4 +1,5 @@
-//! A device that has no memory for every k-th allocation: operations run again, and a training ends with the same bits.
+//! A device that has no memory for every k-th allocation: operations run again, and a training ends
+//! with the same bits.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -146,7 +147,8 @@ fn a_view_first() {
     assert_eq!(x.reshape([2, 3]).dims(), [2, 3]);
 }
 
-/// Where all allocations fail it ends with the backend's panic, and so does a failure under a budget that is not to try again.
+/// Where all allocations fail it ends with the backend's panic, and so does a failure under a
+/// budget that is not to try again.
 #[test]
 fn what_never_succeeds_ends() {
     let _one = generator();

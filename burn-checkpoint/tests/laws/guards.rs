@@ -18,7 +18,8 @@ fn input() -> Vector {
     Tensor::ones([64], &Default::default())
 }
 
-/// Makes a tensor of [`BYTES`] that stays and five that can come back: how many were evicted, and how many of the six are there.
+/// Makes a tensor of [`BYTES`] that stays and five that can come back: how many were evicted, and
+/// how many of the six are there.
 fn evicted() -> (u64, u64) {
     RematStats::reset_thread();
     let x = input();

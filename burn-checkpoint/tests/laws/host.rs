@@ -1,4 +1,5 @@
-//! What a scope moves to host memory: what moves, in which order it comes back, and what happens when a transfer fails.
+//! What a scope moves to host memory: what moves, in which order it comes back, and what happens
+//! when a transfer fails.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -63,7 +64,8 @@ fn panics_at(op: &'static str, nth: usize) -> impl Fn(&'static str) {
     }
 }
 
-/// Moves the operand of the first `tanh` to the host; the result of that `tanh` is replayed from it.
+/// Moves the operand of the first `tanh` to the host; the result of that `tanh` is replayed from
+/// it.
 fn one_moves() -> Policy {
     Policy::per_operation(|call| match call.op.name {
         "float_mul_scalar" => SavePolicy::Offload,
@@ -257,7 +259,8 @@ fn ran_in_backward(scopes: usize) -> Vec<&'static str> {
     ran.take()
 }
 
-/// When backward works on the n-th tensor from the end, it and two more are on the device, never more; across scopes.
+/// When backward works on the n-th tensor from the end, it and two more are on the device, never
+/// more; across scopes.
 #[test]
 fn two_tensors_are_uploaded_ahead_of_use() {
     const SCOPES: usize = 4;
@@ -325,7 +328,8 @@ fn the_thread_that_trains_looks_for_no_copy() {
     assert!(gradient_bits(&x, &grads) == plain);
 }
 
-/// The bits of a gradient through scopes that are long: what they move does not fit besides what they make.
+/// The bits of a gradient through scopes that are long: what they move does not fit besides what
+/// they make.
 fn long_scopes<A: AutodiffBackend>() -> Bits {
     let x = input::<A>().require_grad();
     let mut y = x.clone();
@@ -337,7 +341,8 @@ fn long_scopes<A: AutodiffBackend>() -> Bits {
     gradient_bits(&x, &y.sum().backward())
 }
 
-/// A budget holds where scopes move things to the host, nothing is read to the host twice, and every run is the same.
+/// A budget holds where scopes move things to the host, nothing is read to the host twice, and
+/// every run is the same.
 #[test]
 fn offloading_within_a_budget() {
     let plain = long_scopes::<Autodiff<Flex>>();
@@ -440,7 +445,8 @@ fn what_may_lie_in_another_order_is_computed_once_more() {
     }
 }
 
-/// Views of what a matmul made (heads), what biases and scales were added to, norms, softmaxes: all of it moves.
+/// Views of what a matmul made (heads), what biases and scales were added to, norms, softmaxes: all
+/// of it moves.
 #[test]
 fn what_a_transformer_saves_moves() {
     let _generator = generator();

@@ -7,7 +7,8 @@ use burn_flex::Flex;
 /// Bytes of a tensor; those of one number are taken for a step's results.
 const BYTES: u64 = 16;
 
-/// A chain whose every tensor is held, as a tape does, under a budget for so many of them; read from the last to the first.
+/// A chain whose every tensor is held, as a tape does, under a budget for so many of them; read
+/// from the last to the first.
 fn held(length: usize, live: usize) -> RematStats {
     RematStats::reset_thread();
     let budget = MemoryBudget::bytes(live as u64 * BYTES).install();

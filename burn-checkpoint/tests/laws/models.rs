@@ -142,7 +142,8 @@ struct Collect<'a, B: AutodiffBackend> {
 impl<B: AutodiffBackend> ModuleVisitor<B> for Collect<'_, B> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         let value = param.val();
-        // Running statistics have no gradients, and are those of the step before here: see `statistics.rs`.
+        // Running statistics have no gradients, and are those of the step before here: see
+        // `statistics.rs`.
         let found = value.grad(self.grads).unwrap_or_else(|| value.inner());
         self.found.push(found.into_data().bytes.to_vec());
     }

@@ -9,7 +9,8 @@ type B = Autodiff<Remat<Flex>>;
 
 const BLOCKS: usize = 40;
 
-/// Blocks on a stream that autodiff does not save: it saves what exponentials give. `depth` of them are in a block.
+/// Blocks on a stream that autodiff does not save: it saves what exponentials give. `depth` of them
+/// are in a block.
 fn loss(x: Tensor<B, 2>, depth: usize) -> Tensor<B, 1> {
     let block = |x: Tensor<B, 2>| {
         let inner = (0..depth).fold(x.clone() * 0.1, |x, _| (x * 0.1).exp());
@@ -18,7 +19,8 @@ fn loss(x: Tensor<B, 2>, depth: usize) -> Tensor<B, 1> {
     (0..BLOCKS).fold(x, |x, _| block(x)).sum()
 }
 
-/// The operations that the second step replays, of how many that forward has, at most so many of the bytes live.
+/// The operations that the second step replays, of how many that forward has, at most so many of
+/// the bytes live.
 fn replayed(depth: usize, fraction: f64) -> (u64, u64) {
     let device = Default::default();
     let budget = MemoryBudget::fraction(fraction).expect("a fraction");
@@ -37,8 +39,8 @@ fn replayed(depth: usize, fraction: f64) -> (u64, u64) {
     (stats.replayed_operations, operations as u64)
 }
 
-/// Each block starts from the stream, of which nobody holds anything: if it were not kept in places, a block would start from the
-/// first one.
+/// Each block starts from the stream, of which nobody holds anything: if it were not kept in
+/// places, a block would start from the first one.
 #[test]
 fn a_stream_that_nobody_holds_is_kept_where_replays_start() {
     for percent in [60, 40, 25] {

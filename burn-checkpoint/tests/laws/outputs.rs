@@ -100,7 +100,8 @@ fn what_modules_of_burn_nn_return_stays() {
     stays("targets", &found.targets);
 }
 
-/// Compiles a program that returns a struct without [`Outputs`], as a user's build does, against this crate as it was built last.
+/// Compiles a program that returns a struct without [`Outputs`], as a user's build does, against
+/// this crate as it was built last.
 #[test]
 fn the_compile_error_says_both_ways() {
     fn returns_outputs<T: Outputs>() {}

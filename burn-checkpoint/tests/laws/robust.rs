@@ -52,7 +52,8 @@ fn two_training_threads() {
     });
 }
 
-/// Two threads that draw from one generator in turns that nobody knows: the masks of forward are those of backward.
+/// Two threads that draw from one generator in turns that nobody knows: the masks of forward are
+/// those of backward.
 #[test]
 fn two_training_threads_that_draw() {
     let step = || {
@@ -127,7 +128,8 @@ fn replayed_by_many_threads() {
     }
 }
 
-/// A replay finds what it starts from, and the last handles of that go, and with them the storage, before the replay has locked it.
+/// A replay finds what it starts from, and the last handles of that go, and with them the storage,
+/// before the replay has locked it.
 #[test]
 fn the_last_handles_of_inputs_go_while_another_thread_replays() {
     const INPUTS: usize = 2_000;
@@ -372,8 +374,8 @@ fn offloaded_ahead_of_use() {
     assert_eq!(stats.replayed_operations, 0);
 }
 
-/// What comes back from the host lies in the order of its shape; a transposed operand of a matmul that did would be added up in
-/// another order.
+/// What comes back from the host lies in the order of its shape; a transposed operand of a matmul
+/// that did would be added up in another order.
 #[test]
 fn what_is_transposed_is_not_offloaded() {
     let x = input::<B>().require_grad();

@@ -24,8 +24,8 @@ fn limited(step: &impl Step<B>, fraction: f64) -> RematStats {
     stats
 }
 
-/// Of a CTC loss a time step has 41 operations. A longer one takes no more of each time step, and replays fewer operations than its forward
-/// pass has.
+/// Of a CTC loss a time step has 41 operations. A longer one takes no more of each time step, and
+/// replays fewer operations than its forward pass has.
 #[test]
 fn searches_and_replays_grow_with_the_operations() {
     let _generator = generator();
@@ -53,8 +53,8 @@ fn an_lstm_under_a_budget() {
     assert_eq!(stats.thrashing_steps, 0);
 }
 
-/// A budget begins without what the thread has recorded before, which differs between ranks: neither numbers of operations nor sizes of
-/// results, which are larger than their operands here.
+/// A budget begins without what the thread has recorded before, which differs between ranks:
+/// neither numbers of operations nor sizes of results, which are larger than their operands here.
 #[test]
 fn what_is_evicted_is_that_of_the_budget_alone() {
     let column = Tensor::<B, 2>::ones([128, 1], &Default::default()).require_grad();
@@ -77,7 +77,8 @@ fn what_is_evicted_is_that_of_the_budget_alone() {
     assert_eq!(first, steps());
 }
 
-/// A step that is the same program as the one before evicts the same tensors without a search; one that is not searches as ever.
+/// A step that is the same program as the one before evicts the same tensors without a search; one
+/// that is not searches as ever.
 #[test]
 fn a_step_repeats_the_evictions_of_the_one_before() {
     let _generator = generator();
@@ -107,7 +108,8 @@ fn a_step_repeats_the_evictions_of_the_one_before() {
     );
     assert_eq!(counts[4], counts[5]);
     assert_eq!(counts[8], counts[9]);
-    // In a trace gradients are nodes: the evictions are the same, as they have to be on all ranks if one of them records.
+    // In a trace gradients are nodes: the evictions are the same, as they have to be on all ranks
+    // if one of them records.
     for traced in [true, false] {
         let recording = traced.then(trace::record);
         RematStats::reset_thread();
@@ -122,7 +124,8 @@ fn a_step_repeats_the_evictions_of_the_one_before() {
     }
 }
 
-/// A view in a scope that keeps it is all that is left of zeros that backward made: it has their bytes, traced or not.
+/// A view in a scope that keeps it is all that is left of zeros that backward made: it has their
+/// bytes, traced or not.
 #[test]
 fn a_view_of_a_constant_counts_its_bytes() {
     for traced in [false, true] {
@@ -138,7 +141,8 @@ fn a_view_of_a_constant_counts_its_bytes() {
     }
 }
 
-/// A limit that no step can keep, and that would have every operation of backward replay all of forward.
+/// A limit that no step can keep, and that would have every operation of backward replay all of
+/// forward.
 #[test]
 fn a_step_under_one_byte_ends() {
     let _generator = generator();

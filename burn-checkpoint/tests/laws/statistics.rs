@@ -14,7 +14,8 @@ type Managed = Autodiff<Remat<Flex>>;
 
 /// The bits of a batch norm's running mean and variance after so many steps.
 ///
-/// What a visitor of the module sees of them is a step behind: the update of a step is taken over by the next one that asks.
+/// What a visitor of the module sees of them is a step behind: the update of a step is taken over
+/// by the next one that asks.
 fn statistics<B: AutodiffBackend>(steps: usize, around: &impl Around) -> [Vec<u8>; 2] {
     let model = model::<B, Cnn<B>>();
     for _ in 0..steps {

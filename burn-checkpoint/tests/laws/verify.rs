@@ -15,7 +15,8 @@ use crate::delivered::on_use;
 
 type B = Autodiff<Remat<Flex>>;
 
-/// A tensor that is delivered as another one once it is told to: what is computed from it differs when it is replayed.
+/// A tensor that is delivered as another one once it is told to: what is computed from it differs
+/// when it is replayed.
 struct Unsteady {
     drifts: Arc<AtomicBool>,
     tensor: Tensor<Remat<Flex>, 1>,

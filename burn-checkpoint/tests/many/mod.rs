@@ -1,4 +1,5 @@
-//! Training steps of many small operations: a CTC loss over many time steps, and a recurrent network.
+//! Training steps of many small operations: a CTC loss over many time steps, and a recurrent
+//! network.
 
 use burn::module::Module;
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
@@ -6,7 +7,8 @@ use burn::tensor::activation::{log_softmax, sigmoid};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Distribution, ElementConversion, Int, Tensor, module::ctc_loss};
 
-/// One training step: loss and gradients. The sum of the gradients' elements keeps the step from being a no-op.
+/// One training step: loss and gradients. The sum of the gradients' elements keeps the step from
+/// being a no-op.
 pub trait Step<B: AutodiffBackend> {
     fn run(&self) -> f32;
 }

@@ -44,8 +44,8 @@ fn the_classes_are_what_they_say() {
     }
 }
 
-/// What `Policy::KeepCompute` keeps: the products of PyTorch's selective activation checkpointing, and no more, because the tape of a block is
-/// mostly the rest.
+/// What `Policy::KeepCompute` keeps: the products of PyTorch's selective activation checkpointing,
+/// and no more, because the tape of a block is mostly the rest.
 #[test]
 fn compute_is_products() {
     let expected = "attention conv1d conv1d_weight_backward conv1d_x_backward conv2d conv2d_weight_backward conv2d_x_backward \

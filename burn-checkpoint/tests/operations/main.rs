@@ -1,5 +1,5 @@
-//! Every operation that is recorded, evicted between its run and its use, gives the same bits and runs once more, not more
-//! often: generated from the rows.
+//! Every operation that is recorded, evicted between its run and its use, gives the same bits and
+//! runs once more, not more often: generated from the rows.
 
 mod classes;
 mod make;
@@ -225,7 +225,8 @@ fn every_recorded_operation_comes_back() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// The same where what may be is moved to the host, and the rest computed once more. Nothing is compared before it goes.
+/// The same where what may be is moved to the host, and the rest computed once more. Nothing is
+/// compared before it goes.
 #[test]
 fn every_recorded_operation_comes_back_by_way_of_the_host() {
     let managed = all::<Remat<Probe<Flex>>>();

@@ -126,7 +126,8 @@ pub fn float<B: Backend>(op: &str, arg: &str) -> FloatTensor<B> {
     B::float_mul_scalar(tensor, Scalar::Float(1.0))
 }
 
-/// Small numbers that can be indices, lengths, exponents and shifts, as results of a recorded operation.
+/// Small numbers that can be indices, lengths, exponents and shifts, as results of a recorded
+/// operation.
 pub fn int<B: Backend>(op: &str, arg: &str) -> IntTensor<B> {
     let shape = shape(op, arg);
     let value = |index: usize| match arg {
@@ -176,7 +177,8 @@ thread_local! {
     static KEPT: RefCell<Vec<Box<dyn Any>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Keeps a handle: an operand that nobody else uses and that cannot come back is not worth a recipe.
+/// Keeps a handle: an operand that nobody else uses and that cannot come back is not worth a
+/// recipe.
 fn kept<T: Clone + 'static>(tensor: &T) {
     KEPT.with_borrow_mut(|kept| kept.push(Box::new(tensor.clone())));
 }

@@ -65,7 +65,8 @@ fn brute_force(profile: &Profile) -> BTreeMap<u64, u64> {
     least
 }
 
-/// At every limit where the optimum changes, and just below it, the planner finds what brute force finds.
+/// At every limit where the optimum changes, and just below it, the planner finds what brute force
+/// finds.
 fn finds_the_optimum(profile: &Profile) -> Result<(), TestCaseError> {
     let optimum = brute_force(profile);
     let (&least_bytes, _) = optimum.first_key_value().unwrap();
@@ -190,7 +191,8 @@ proptest! {
     }
 }
 
-/// A block whose output takes 1 byte and whose tape takes 10, with 3 for the forward pass and 6 for the backward pass.
+/// A block whose output takes 1 byte and whose tape takes 10, with 3 for the forward pass and 6 for
+/// the backward pass.
 fn uniform(blocks: usize) -> Profile {
     let block = BlockProfile {
         output_bytes: 1,

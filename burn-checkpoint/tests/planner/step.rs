@@ -163,7 +163,8 @@ impl Step<'_> {
     }
 }
 
-/// The parts that a replay of a scope runs: a scope at its end is replaced by its own parts, which have to come back too.
+/// The parts that a replay of a scope runs: a scope at its end is replaced by its own parts, which
+/// have to come back too.
 fn open_last(inner: &[Part]) -> Vec<&Part> {
     let mut parts: Vec<&Part> = inner.iter().collect();
     while let Some(Part::Scope { inner, .. }) = parts.last() {

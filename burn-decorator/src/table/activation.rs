@@ -1,6 +1,7 @@
 //! Activation functions: `ActivationOps`.
 
-/// Hands every row of [`ActivationOps`](burn_backend::ops::ActivationOps) to a macro; see [the crate's documentation](crate).
+/// Hands every row of [`ActivationOps`](burn_backend::ops::ActivationOps) to a macro; see [the
+/// crate's documentation](crate).
 #[macro_export]
 macro_rules! activation_ops {
     ($callback:ident) => {

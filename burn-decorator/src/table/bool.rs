@@ -1,6 +1,7 @@
 //! Operations on bool tensors: `BoolTensorOps`.
 
-/// Hands every row of [`BoolTensorOps`](burn_backend::ops::BoolTensorOps) to a macro; see [the crate's documentation](crate).
+/// Hands every row of [`BoolTensorOps`](burn_backend::ops::BoolTensorOps) to a macro; see [the
+/// crate's documentation](crate).
 #[macro_export]
 macro_rules! bool_ops {
     ($callback:ident) => {

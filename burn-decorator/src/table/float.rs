@@ -1,6 +1,7 @@
 //! Operations on float tensors: `FloatTensorOps`.
 
-/// Hands every row of [`FloatTensorOps`](burn_backend::ops::FloatTensorOps) to a macro; see [the crate's documentation](crate).
+/// Hands every row of [`FloatTensorOps`](burn_backend::ops::FloatTensorOps) to a macro; see [the
+/// crate's documentation](crate).
 #[macro_export]
 macro_rules! float_ops {
     ($callback:ident) => {

@@ -1,6 +1,7 @@
 //! Operations on int tensors: `IntTensorOps`.
 
-/// Hands every row of [`IntTensorOps`](burn_backend::ops::IntTensorOps) to a macro; see [the crate's documentation](crate).
+/// Hands every row of [`IntTensorOps`](burn_backend::ops::IntTensorOps) to a macro; see [the
+/// crate's documentation](crate).
 #[macro_export]
 macro_rules! int_ops {
     ($callback:ident) => {

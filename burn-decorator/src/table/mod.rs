@@ -9,7 +9,8 @@ mod quantized;
 mod release;
 mod transaction;
 
-/// Hands the rows of every trait to a macro, one trait after the other; see [the crate's documentation](crate).
+/// Hands the rows of every trait to a macro, one trait after the other; see [the crate's
+/// documentation](crate).
 #[macro_export]
 macro_rules! every_ops {
     ($callback:ident) => {

@@ -1,6 +1,7 @@
 //! Operations behind modules: linear, convolutions, pooling, attention, norms: `ModuleOps`.
 
-/// Hands every row of [`ModuleOps`](burn_backend::ops::ModuleOps) to a macro; see [the crate's documentation](crate).
+/// Hands every row of [`ModuleOps`](burn_backend::ops::ModuleOps) to a macro; see [the crate's
+/// documentation](crate).
 #[macro_export]
 macro_rules! module_ops {
     ($callback:ident) => {

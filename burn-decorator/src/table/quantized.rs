@@ -1,6 +1,7 @@
 //! Operations on quantized tensors: `QTensorOps`.
 
-/// Hands every row of [`QTensorOps`](burn_backend::ops::QTensorOps) to a macro; see [the crate's documentation](crate).
+/// Hands every row of [`QTensorOps`](burn_backend::ops::QTensorOps) to a macro; see [the crate's
+/// documentation](crate).
 #[macro_export]
 macro_rules! quantized_ops {
     ($callback:ident) => {

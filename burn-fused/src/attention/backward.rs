@@ -23,7 +23,8 @@ impl<B: Backend, const N: usize> Backward<B, N> for Attention {
         let mut parents = ops.parents.into_iter();
         let parents = [(); 4].map(|()| parents.next().flatten());
         let mut sums = Sums::new(parents.each_ref().map(Option::is_some));
-        // The last block has all keys, so its gradients of keys and values are the first that others are added to.
+        // The last block has all keys, so its gradients of keys and values are the first that
+        // others are added to.
         for block in ops.state.blocks().iter().rev() {
             sums.add(&ops.state, &gradient, block);
         }
@@ -45,7 +46,8 @@ struct Sums<B: Backend> {
     key: Option<FloatTensor<B>>,
     /// As `key`.
     value: Option<FloatTensor<B>>,
-    /// Of each block, the last block first, in the bias's own sizes but for the queries of the block.
+    /// Of each block, the last block first, in the bias's own sizes but for the queries of the
+    /// block.
     bias: Vec<FloatTensor<B>>,
 }
 
@@ -135,7 +137,8 @@ fn in_order<B: Backend>(mut parts: Vec<FloatTensor<B>>) -> Option<FloatTensor<B>
     }
 }
 
-/// Adds a block's gradient to that of the first keys, in f32: so that many small parts are rounded once.
+/// Adds a block's gradient to that of the first keys, in f32: so that many small parts are rounded
+/// once.
 fn add_to_first<B: Backend>(sum: &mut Option<FloatTensor<B>>, part: FloatTensor<B>, keys: usize) {
     let Some(so_far) = sum.take() else {
         *sum = Some(part);

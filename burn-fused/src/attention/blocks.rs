@@ -1,4 +1,5 @@
-//! Blocks of queries, with the keys that they may attend to, and the parts of operands that belong to them.
+//! Blocks of queries, with the keys that they may attend to, and the parts of operands that belong
+//! to them.
 
 use std::ops::Range;
 
@@ -8,7 +9,8 @@ use burn_backend::{Backend, Shape, Slice, TensorMetadata};
 /// Scores of a head in one block: sequences of up to 256 queries and keys are one block.
 const BLOCK_SCORES: usize = 1 << 16;
 
-/// Queries of a block at least, so that its matrix products are worth their launches: beyond 1,024 keys a block grows with their number.
+/// Queries of a block at least, so that its matrix products are worth their launches: beyond 1,024
+/// keys a block grows with their number.
 const LEAST_QUERIES: usize = 64;
 
 /// The sizes of attention's operands.
@@ -31,7 +33,8 @@ pub(super) struct Block {
 }
 
 impl Layout {
-    /// `None` unless the heads of queries are a multiple of those of keys and values, and all else fits.
+    /// `None` unless the heads of queries are a multiple of those of keys and values, and all else
+    /// fits.
     pub fn of(query: Shape, key: Shape, value: Shape) -> Option<Self> {
         let [batch, heads, queries, width] = query.dims::<4>();
         let [key_batch, key_heads, keys, key_width] = key.dims::<4>();
@@ -57,8 +60,9 @@ impl Layout {
         self.heads / self.key_heads
     }
 
-    /// The blocks in the order of their queries. If `is_cut`, each has the keys up to that of its last query only: in causal attention
-    /// the last key belongs to the last query, as in Burn's own attention.
+    /// The blocks in the order of their queries. If `is_cut`, each has the keys up to that of its
+    /// last query only: in causal attention the last key belongs to the last query, as in Burn's
+    /// own attention.
     pub fn blocks(self, is_cut: bool) -> Vec<Block> {
         let step = (BLOCK_SCORES / self.keys).max(LEAST_QUERIES);
         let block = |start| {
@@ -81,13 +85,14 @@ impl Layout {
         self.queries > self.keys
     }
 
-    /// The place of the first query of a block among the keys; negative if there are more queries than keys.
+    /// The place of the first query of a block among the keys; negative if there are more queries
+    /// than keys.
     pub fn first_position(self, block: &Block) -> i64 {
         block.queries.start as i64 + self.keys as i64 - self.queries as i64
     }
 
-    /// The block's rows of a tensor `[batch, heads, queries, n]`: `[batch, key heads, rows, n]`, where a row is a query of one of the heads
-    /// that share a head of keys.
+    /// The block's rows of a tensor `[batch, heads, queries, n]`: `[batch, key heads, rows, n]`,
+    /// where a row is a query of one of the heads that share a head of keys.
     pub fn rows<B: Backend>(self, tensor: &FloatTensor<B>, block: &Block) -> FloatTensor<B> {
         let rows = part::<B>(tensor, 2, block.queries.clone());
         self.group_rows::<B>(rows)

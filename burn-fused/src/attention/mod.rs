@@ -1,12 +1,14 @@
 //! Attention in memory that is linear in the length, differentiated from its operands.
 //!
-//! The scores of all queries and keys never exist together: forward and backward take a block of queries at a time, with all the keys
-//! that it may attend to (Rabe and Staats, arXiv 2112.05682; FlashAttention, arXiv 2205.14135, section 3.1). A block has whole rows of
-//! scores, so its softmax is that of the whole row, and no running maximum and sum are carried from one block of keys to the next.
-//! Backward computes a block's probabilities again, from the same operands by the same operations: to the same bits.
+//! The scores of all queries and keys never exist together: forward and backward take a block of
+//! queries at a time, with all the keys that it may attend to (Rabe and Staats, arXiv 2112.05682;
+//! FlashAttention, arXiv 2205.14135, section 3.1). A block has whole rows of scores, so its softmax
+//! is that of the whole row, and no running maximum and sum are carried from one block of keys to
+//! the next. Backward computes a block's probabilities again, from the same operands by the same
+//! operations: to the same bits.
 //!
-//! `blocks.rs` says which queries and keys a block has, and cuts operands; `scores.rs` computes its probabilities; `backward.rs` its part of
-//! the gradients.
+//! `blocks.rs` says which queries and keys a block has, and cuts operands; `scores.rs` computes its
+//! probabilities; `backward.rs` its part of the gradients.
 
 mod backward;
 mod blocks;
@@ -22,10 +24,11 @@ use crate::precision::cast;
 use backward::Attention;
 use blocks::{Block, Layout};
 
-/// `softmax(query keyᵀ scale) value`, the softmax in at least f32, 0 in rows that are masked in full.
+/// `softmax(query keyᵀ scale) value`, the softmax in at least f32, 0 in rows that are masked in
+/// full.
 ///
-/// Several heads of queries may share one head of keys and values (grouped queries), which are not copied for it. Composed by `A` if the
-/// shapes are of no such heads.
+/// Several heads of queries may share one head of keys and values (grouped queries), which are not
+/// copied for it. Composed by `A` if the shapes are of no such heads.
 pub(crate) fn attention<A: TapeBackend>(
     query: FloatTensor<A>,
     key: FloatTensor<A>,
@@ -78,7 +81,8 @@ struct Operands<B: Backend> {
     key: FloatTensor<B>,
     /// `[batch, key heads, keys, value width]`
     value: FloatTensor<B>,
-    /// `[batch, heads, queries, keys]`, or 1 in a dimension that shares it: true where a query may not attend to a key.
+    /// `[batch, heads, queries, keys]`, or 1 in a dimension that shares it: true where a query may
+    /// not attend to a key.
     mask: Option<BoolTensor<B>>,
     /// As `mask`, added to the scores.
     bias: Option<FloatTensor<B>>,

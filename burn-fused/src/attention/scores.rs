@@ -7,8 +7,8 @@ use super::Operands;
 use super::blocks::Block;
 use crate::precision::raise;
 
-/// A block's probabilities, with what its gradient needs beside them. `[batch, key heads, rows, keys]`, f32 where the operands have 16
-/// bits.
+/// A block's probabilities, with what its gradient needs beside them.
+/// `[batch, key heads, rows, keys]`, f32 where the operands have 16 bits.
 pub(super) struct Probabilities<B: Backend> {
     pub of_keys: FloatTensor<B>,
     /// `tanh(scores / softcap)`, where scores are capped.
@@ -54,7 +54,8 @@ impl<B: Backend> Operands<B> {
             .collect()
     }
 
-    /// True where a key comes after a query; the last key is at the last query, as in Burn's own attention.
+    /// True where a key comes after a query; the last key is at the last query, as in Burn's own
+    /// attention.
     fn later_keys(&self, block: &Block) -> BoolTensor<B> {
         let device = B::float_device(&self.query);
         let settings = get_device_settings::<B>(&device);
@@ -73,7 +74,8 @@ impl<B: Backend> Operands<B> {
         // Finite, so that a row that is masked in full has no NaN.
         let least = scores.dtype().finfo().expect("a float tensor").min;
         let probabilities = B::softmax(fill::<B>(scores, masks, least), 3);
-        // Only a given mask, or more queries than keys, can mask a row in full, which then has probabilities to clear.
+        // Only a given mask, or more queries than keys, can mask a row in full, which then has
+        // probabilities to clear.
         if self.mask.is_some() || self.layout.has_queries_before_keys() {
             fill::<B>(probabilities, masks, 0.0)
         } else {
@@ -82,8 +84,8 @@ impl<B: Backend> Operands<B> {
     }
 }
 
-/// The softmax of scores that a mask or a bias may have made `-inf`, 0 in rows that are `-inf` in full: by the formula of Burn's own
-/// attention.
+/// The softmax of scores that a mask or a bias may have made `-inf`, 0 in rows that are `-inf` in
+/// full: by the formula of Burn's own attention.
 fn softmax_of_infinite<B: Backend>(scores: FloatTensor<B>) -> FloatTensor<B> {
     let finfo = scores.dtype().finfo().expect("a float tensor");
     let largest = B::float_max_dim(scores.clone(), 3);

@@ -95,7 +95,8 @@ pub(super) struct Gradients<B: Backend> {
     pub bias: Option<Tensor<B, 1>>,
 }
 
-/// The gradient of the weight is added up in so many parts of the width: only one part of a chunk's product is in memory at a time.
+/// The gradient of the weight is added up in so many parts of the width: only one part of a chunk's
+/// product is in memory at a time.
 const PARTS: usize = 4;
 /// A quarter of f16's largest number, for the rounding of sums.
 const F16_RANGE: f32 = 16_384.0;
@@ -111,7 +112,8 @@ impl<B: Backend> Gradients<B> {
         let scale = (weight.dtype() == DType::F16).then(|| {
             let known = &mut self.largest_weight;
             let largest_weight = known.get_or_insert_with(|| largest(weight.clone()));
-            // An upper bound of all elements of `logits`, and of its products with the weight and the hidden rows.
+            // An upper bound of all elements of `logits`, and of its products with the weight and
+            // the hidden rows.
             let absolute = logits.clone().abs();
             let of_hidden = absolute.clone().sum_dim(1).max() * largest_weight.clone();
             let of_weight = absolute.clone().sum_dim(0).max() * largest(hidden.clone());

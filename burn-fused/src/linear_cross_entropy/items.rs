@@ -11,7 +11,8 @@ use thiserror::Error;
 use super::config::{LinearCrossEntropyLossConfig, OutOfRange};
 use super::tracking::untracked;
 
-/// The class of each row, and how much it counts. A tensor of classes converts into it: every row counts once.
+/// The class of each row, and how much it counts. A tensor of classes converts into it: every row
+/// counts once.
 #[derive(Clone, Debug)]
 pub struct Targets<B: Backend> {
     classes: Tensor<B, 1, Int>,
@@ -19,8 +20,8 @@ pub struct Targets<B: Backend> {
 }
 
 impl<B: Backend> Targets<B> {
-    /// Each row counts as much as its weight: `[rows]`. No gradient flows into weights, and those of rows that are ignored
-    /// are not read.
+    /// Each row counts as much as its weight: `[rows]`. No gradient flows into weights, and those
+    /// of rows that are ignored are not read.
     pub fn weighted(classes: Tensor<B, 1, Int>, weights: Tensor<B, 1>) -> Self {
         let weights = Some(weights);
         Self { classes, weights }
@@ -52,7 +53,8 @@ pub struct TargetOutOfRange {
 pub(super) struct Items<B: Backend> {
     /// 0 where ignored: `[rows, 1]`.
     pub classes: Tensor<B, 2, Int>,
-    /// What a row's loss is multiplied with: its weight, over the divisor of the reduction: `[rows, 1]`.
+    /// What a row's loss is multiplied with: its weight, over the divisor of the reduction:
+    /// `[rows, 1]`.
     pub factors: Tensor<B, 2>,
     /// `[rows, 1]`
     pub ignored: Option<Tensor<B, 2, Bool>>,
@@ -71,7 +73,8 @@ impl<B: Backend> Items<B> {
         assert!(rows > 0, "at least one row");
         let device = targets.device();
         assert_eq!(targets.dims(), [rows], "a target for each of {rows} rows");
-        // Other types, such as the u8 of a text's bytes, may hold neither the number of classes nor a negative `ignore_index`.
+        // Other types, such as the u8 of a text's bytes, may hold neither the number of classes nor
+        // a negative `ignore_index`.
         if !matches!(targets.dtype(), DType::I64 | DType::I32) {
             targets = targets.cast(get_device_settings::<B>(&device).int_dtype);
         }

@@ -1,21 +1,26 @@
 //! Cross entropy of a linear layer's output whose logits never exist whole.
 //!
-//! The loss is that of `logits = hidden * weight + bias`, of rows times classes: in a language model more than all other activations
-//! together. Here the rows are taken in chunks. The forward pass computes a chunk's part of the loss and of the gradients from its logits,
-//! then drops these. Backward multiplies the gradients by that of the loss: 1, a loss scale or the share of a micro-batch.
+//! The loss is that of `logits = hidden * weight + bias`, of rows times classes: in a language
+//! model more than all other activations together. Here the rows are taken in chunks. The forward
+//! pass computes a chunk's part of the loss and of the gradients from its logits, then drops these.
+//! Backward multiplies the gradients by that of the loss: 1, a loss scale or the share of a
+//! micro-batch.
 //!
-//! With [`Remat`](burn_checkpoint::Remat) below autodiff that is an operation of its own on the tape, which multiplies in place and is reached through
-//! decorators ([`burn_decorator::tape`]). On other backends it is a term of value 0 made from Burn's operations,
+//! With [`Remat`](burn_checkpoint::Remat) below autodiff that is an operation of its own on the
+//! tape, which multiplies in place and is reached through decorators ([`burn_decorator::tape`]). On
+//! other backends it is a term of value 0 made from Burn's operations,
 //!
 //! ```text
 //! loss = L + (s - detach(s)),   s = sum(hidden * dL/dhidden) + sum(weight * dL/dweight) + sum(bias * dL/dbias)
 //! ```
 //!
-//! in which `L` and its gradients are constants; its backward needs a second tensor of each gradient's size. Computing the chunks again in
-//! backward would cost a fourth product and save nothing: autodiff runs operations of equal depth together, and so brings all logits back
+//! in which `L` and its gradients are constants; its backward needs a second tensor of each
+//! gradient's size. Computing the chunks again in backward would cost a fourth product and save
+//! nothing: autodiff runs operations of equal depth together, and so brings all logits back
 //! (docs/linear-cross-entropy.md has both measured).
 //!
-//! Liger Kernel (arXiv 2410.10989) computes gradients in the forward pass as well; Cut Cross-Entropy (arXiv 2411.09009) needs kernels of its own.
+//! Liger Kernel (arXiv 2410.10989) computes gradients in the forward pass as well; Cut
+//! Cross-Entropy (arXiv 2411.09009) needs kernels of its own.
 
 mod chunk;
 mod config;
@@ -41,39 +46,48 @@ use tracking::{Tracking, untracked};
 pub struct LinearCrossEntropy<B: Backend> {
     /// The loss, f32 of shape `[1]` (f64 for f64 operands).
     pub loss: Tensor<B, 1>,
-    /// The sum of the weights of all items that count, without weights their number: what [`Reduction::Mean`](burn::nn::loss::Reduction)
-    /// divides by. Of the type and shape of `loss`; exact up to 16.7 million items in f32.
+    /// The sum of the weights of all items that count, without weights their number: what
+    /// [`Reduction::Mean`](burn::nn::loss::Reduction) divides by. Of the type and shape of `loss`;
+    /// exact up to 16.7 million items in f32.
     pub items: Tensor<B, 1>,
 }
 
-/// The cross entropy of `hidden * weight + bias` against `targets`, with the logits of one chunk of rows in memory at a time.
+/// The cross entropy of `hidden * weight + bias` against `targets`, with the logits of one chunk of
+/// rows in memory at a time.
 ///
-/// Loss and gradients are those of [`CrossEntropyLoss`](burn::nn::loss::CrossEntropyLoss) over full logits, to rounding. Where targets are
-/// ignored the mean is over the others, as PyTorch's; Burn's divides by all of them.
+/// Loss and gradients are those of [`CrossEntropyLoss`](burn::nn::loss::CrossEntropyLoss) over full
+/// logits, to rounding. Where targets are ignored the mean is over the others, as PyTorch's; Burn's
+/// divides by all of them.
 ///
 /// # Shapes
 ///
 /// - `hidden`: `[rows, width]`
-/// - `weight`: `[width, classes]`, as [`Linear`](burn::nn::Linear) has it; of an embedding that is tied, `weight.val().transpose()`
+/// - `weight`: `[width, classes]`, as [`Linear`](burn::nn::Linear) has it; of an embedding that is
+///   tied, `weight.val().transpose()`
 /// - `bias`: `[classes]`
 /// - `targets`: `[rows]`, with a weight for each row if they are [`Targets::weighted`]
 ///
 /// # Precision
 ///
-/// The products run in the type that the backend gives a matmul of `hidden` and `weight`: under `burn_amp::Autocast` the low one. All
-/// between them, and the sums over chunks, are f32 (f64 for f64). What goes through an f16 product is scaled on the device to f16's range,
-/// whatever the loss scale.
+/// The products run in the type that the backend gives a matmul of `hidden` and `weight`: under
+/// `burn_amp::Autocast` the low one. All between them, and the sums over chunks, are f32 (f64 for
+/// f64). What goes through an f16 product is scaled on the device to f16's range, whatever the loss
+/// scale.
 ///
 /// # Cost
 ///
-/// On a backend with autodiff the gradients are computed here: 3 products for each chunk, and in backward one pass over each gradient. With
-/// [`Remat`](burn_checkpoint::Remat) below autodiff operands that need no gradient, such as a frozen weight, cost no product; without it only leaves
-/// of autodiff are known, so all count as tracked. Few rows ([`Chunk::Auto`]) are one chunk that autodiff differentiates as usual. Without
-/// autodiff (`valid()`) only the loss is computed.
+/// On a backend with autodiff the gradients are computed here: 3 products for each chunk, and in
+/// backward one pass over each gradient. With [`Remat`](burn_checkpoint::Remat) below autodiff
+/// operands that need no gradient, such as a frozen weight, cost no product; without it only leaves
+/// of autodiff are known, so all count as tracked. Few rows ([`Chunk::Auto`]) are one chunk that
+/// autodiff differentiates as usual. Without autodiff (`valid()`) only the loss is computed.
 ///
-/// Peak bytes beyond the operands, with [`Remat`](burn_checkpoint::Remat) below autodiff: 1.9 times the gradient of `weight`, with
-/// the chunks of [`Chunk::Auto`], the gradient of `hidden`, and small parts. Without it twice the gradient of `weight`. In a [`checkpoint`](burn_checkpoint::checkpoint()) scope and under a [`MemoryBudget`](burn_checkpoint::MemoryBudget) the
-/// gradients stay resident: they cost more to compute than anything else of their size.
+/// Peak bytes beyond the operands, with [`Remat`](burn_checkpoint::Remat) below autodiff: 1.9 times
+/// the gradient of `weight`, with the chunks of [`Chunk::Auto`], the gradient of `hidden`, and
+/// small parts. Without it twice the gradient of `weight`. In a
+/// [`checkpoint`](burn_checkpoint::checkpoint()) scope and under a
+/// [`MemoryBudget`](burn_checkpoint::MemoryBudget) the gradients stay resident: they cost more to
+/// compute than anything else of their size.
 ///
 /// One number is read from the device, unless [`OutOfRange::Nan`] is chosen.
 ///
@@ -141,7 +155,8 @@ pub fn linear_cross_entropy<B: Backend>(
     let compute = || {
         let (hidden, weight) = (untracked(hidden.clone()), untracked(weight.clone()));
         let bias = bias.clone().map(untracked);
-        // Cast once, not by each product, to the type that the backend gives a product of one element.
+        // Cast once, not by each product, to the type that the backend gives a product of one
+        // element.
         let element = hidden.clone().slice([0..1, 0..width]);
         let element = element.matmul(weight.clone().slice([0..width, 0..1]));
         let (hidden, weight) = (hidden.cast(element.dtype()), weight.cast(element.dtype()));

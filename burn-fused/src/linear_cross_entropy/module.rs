@@ -69,7 +69,8 @@ impl LinearCrossEntropyLoss {
         self.forward_counted(hidden, weight, bias, targets).loss
     }
 
-    /// The loss with the number of items it counts, for `burn_accum::Counted`: see [`linear_cross_entropy`].
+    /// The loss with the number of items it counts, for `burn_accum::Counted`: see
+    /// [`linear_cross_entropy`].
     ///
     /// # Panics
     ///

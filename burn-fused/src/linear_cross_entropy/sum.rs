@@ -5,12 +5,13 @@ use std::ops::{AddAssign, Range};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Device, Element, Tensor, TensorData};
 
-/// A sum of matrices `[rows, columns]` of one type, added in parts of whole rows: one part is in memory beside it.
+/// A sum of matrices `[rows, columns]` of one type, added in parts of whole rows: one part is in
+/// memory beside it.
 pub(super) enum Sum<B: Backend> {
     /// Added in place by `slice_assign`.
     Tensor(Tensor<B, 2>),
-    /// burn-flex 0.21's `slice_assign` copies the whole tensor. Its tensors are made from host data, and read, without a copy, so
-    /// the sum is host data until it is complete.
+    /// burn-flex 0.21's `slice_assign` copies the whole tensor. Its tensors are made from host
+    /// data, and read, without a copy, so the sum is host data until it is complete.
     Host(TensorData, Device<B>),
 }
 

@@ -6,9 +6,10 @@ use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
 use burn_decorator::tape::{self, Tape};
 
-/// The tape that decorators offer where [`Remat`](burn_checkpoint::Remat) is below autodiff. Without one autodiff is reached only by Burn's operations,
-/// which report only of leaves whether they are tracked, so every operand counts as tracked: a gradient may be computed in vain, but none is
-/// lost.
+/// The tape that decorators offer where [`Remat`](burn_checkpoint::Remat) is below autodiff.
+/// Without one autodiff is reached only by Burn's operations, which report only of leaves whether
+/// they are tracked, so every operand counts as tracked: a gradient may be computed in vain, but
+/// none is lost.
 pub(super) struct Tracking<B: Backend>(Option<Tape<FloatTensor<B>>>);
 
 impl<B: Backend> Tracking<B> {
@@ -36,7 +37,8 @@ impl<B: Backend> Tracking<B> {
     ) -> Tensor<B, 1> {
         let operand = operand.cast(gradient.dtype());
         if let Some(tape) = &self.0 {
-            // This permutation changes nothing, but decorators see the operand used. `Tensor::permute` would skip it.
+            // This permutation changes nothing, but decorators see the operand used.
+            // `Tensor::permute` would skip it.
             let axes = Vec::from_iter(0..D);
             let operand = B::float_permute(operand.into_primitive().tensor(), &axes);
             let gradient = gradient.into_primitive().tensor();

@@ -1,4 +1,5 @@
-//! PyTorch's numbers (golden.py), for every option, in chunks of every size, f32 and f64, and with decorators.
+//! PyTorch's numbers (golden.py), for every option, in chunks of every size, f32 and f64, and with
+//! decorators.
 
 use burn::nn::loss::Reduction;
 use burn::tensor::backend::AutodiffBackend;

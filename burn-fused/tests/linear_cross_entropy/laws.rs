@@ -14,7 +14,8 @@ use burn_fused::{
 
 use super::*;
 
-/// Nothing divides by another; more than a third as many rows as columns, so that [`Chunk::Auto`] computes gradients too.
+/// Nothing divides by another; more than a third as many rows as columns, so that [`Chunk::Auto`]
+/// computes gradients too.
 const SHAPE: [usize; 3] = [29, 24, 101];
 const ROUNDING: f64 = 2e-6;
 
@@ -44,7 +45,8 @@ fn is_burns_loss_over_full_logits() {
     }
 }
 
-/// Hidden states and weight are functions of the same leaf, the loss is part of another, and its share is not 1.
+/// Hidden states and weight are functions of the same leaf, the loss is part of another, and its
+/// share is not 1.
 #[test]
 fn a_tied_weight_gets_both_gradients() {
     fn loss<B: AutodiffBackend>(
@@ -217,7 +219,8 @@ fn count(events: &[trace::Event], counts: impl Fn(&EventKind) -> bool) -> usize 
     events.iter().filter(|event| counts(&event.kind)).count()
 }
 
-/// Scopes of every policy, nested ones, and a budget that holds next to nothing: the same bits, and the products run once.
+/// Scopes of every policy, nested ones, and a budget that holds next to nothing: the same bits, and
+/// the products run once.
 #[test]
 fn scopes_and_budgets_change_nothing_and_compute_nothing_again() {
     let config = in_chunks_of(8).with_smoothing(0.1);
@@ -267,7 +270,8 @@ fn scopes_and_budgets_change_nothing_and_compute_nothing_again() {
     assert!(RematStats::of_thread().evicted_operations > 0);
 }
 
-/// What has no gradient costs no product: hidden states and weights that are constants, leaves or not, below every decorator.
+/// What has no gradient costs no product: hidden states and weights that are constants, leaves or
+/// not, below every decorator.
 #[test]
 fn a_frozen_operand_costs_nothing() {
     fn check<B: AutodiffBackend>(stack: &str) {

@@ -1,4 +1,5 @@
-//! The loss in chunks is the loss over full logits: PyTorch's numbers, Burn's, and itself under everything that moves tensors.
+//! The loss in chunks is the loss over full logits: PyTorch's numbers, Burn's, and itself under
+//! everything that moves tensors.
 
 mod golden;
 mod laws;

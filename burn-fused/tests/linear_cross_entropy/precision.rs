@@ -47,7 +47,8 @@ fn exact() -> Found {
     leaves.differentiate(full(&leaves))
 }
 
-/// The root of the mean square of what two are apart, loss and each gradient, relative to the expected.
+/// The root of the mean square of what two are apart, loss and each gradient, relative to the
+/// expected.
 fn errors(found: &Found, expected: &Found) -> Vec<f64> {
     let rms = |values: &mut dyn Iterator<Item = f64>| {
         let (sum, count) = values.fold((0.0, 0), |(sum, count), x| (sum + x * x, count + 1));
@@ -78,7 +79,8 @@ fn no_worse_than_burns<B: AutodiffBackend>(name: &str, rounding: f64) {
             let ours = errors(&scaled(&leaves, loss, scale), &exact);
             println!("{name}, chunks of {chunk}, scale {scale}: {ours:?}, Burn's {burns:?}");
             for (ours, burns) in ours.iter().zip(&burns) {
-                // Other numbers are rounded, which makes some percent; the loss is one number, of f32 logits good to some last digits.
+                // Other numbers are rounded, which makes some percent; the loss is one number, of
+                // f32 logits good to some last digits.
                 assert!(*ours <= burns * 1.1 + 2e-7, "{ours} {burns}");
                 assert!(*ours < rounding, "{ours}");
             }
@@ -123,7 +125,8 @@ fn of_low_operands() {
     }
 }
 
-/// All rows have the same target, so that a column of the weight's gradient is the sum of all of them; hidden states are large.
+/// All rows have the same target, so that a column of the weight's gradient is the sum of all of
+/// them; hidden states are large.
 #[test]
 fn f16_does_not_overflow() {
     type B = Autocast<Managed, F16>;

@@ -1,14 +1,15 @@
-//! One AdamW step over a flat buffer, all contenders in one run, interleaved: the machine's stream limit at the same
-//! traffic, `HostAdamW`, steps of modules on Flex with Burn's own AdamW and with the offloaded one and, where a Python has them, PyTorch's fused
-//! AdamW and DeepSpeed's CPUAdam.
+//! One AdamW step over a flat buffer, all contenders in one run, interleaved: the machine's stream
+//! limit at the same traffic, `HostAdamW`, steps of modules on Flex with Burn's own AdamW and with
+//! the offloaded one and, where a Python has them, PyTorch's fused AdamW and DeepSpeed's CPUAdam.
 //!
 //! ```text
 //! cargo bench --workspace --bench host_adamw
 //! HOST_ADAMW_ELEMENTS=25e6 HOST_ADAMW_ROUNDS=21 HOST_ADAMW_PYTHON=venv/bin/python cargo bench ..
 //! ```
 //!
-//! What else runs on the machine hits all contenders of a round more or less alike, so it is the ratios that count: the
-//! median of the ratios to the stream of the same round, and the ratio of the fastest rounds.
+//! What else runs on the machine hits all contenders of a round more or less alike, so it is the
+//! ratios that count: the median of the ratios to the stream of the same round, and the ratio of
+//! the fastest rounds.
 
 mod module;
 mod python;

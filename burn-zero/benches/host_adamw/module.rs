@@ -28,13 +28,15 @@ pub fn burns(elements: usize) -> Contender {
     contender(elements, AdamWConfig::new().init())
 }
 
-/// AdamW on the host. Flex's device is the host too: what this adds to `HostAdamW` are the copies of transfers.
+/// AdamW on the host. Flex's device is the host too: what this adds to `HostAdamW` are the copies
+/// of transfers.
 pub fn offloaded(elements: usize) -> Contender {
     let config = OffloadConfig::default();
     contender(elements, config.init().expect("numbers that work"))
 }
 
-/// Steps of `optimizer.step(lr, model, gradients)` alone; the gradients are registered before the clock starts.
+/// Steps of `optimizer.step(lr, model, gradients)` alone; the gradients are registered before the
+/// clock starts.
 fn contender<O>(elements: usize, mut optimizer: O) -> Contender
 where
     O: Optimizer<Parameters<B>, B> + 'static,

@@ -1,4 +1,5 @@
-//! PyTorch and DeepSpeed, as a child process that does one step when told to and says how long it took.
+//! PyTorch and DeepSpeed, as a child process that does one step when told to and says how long it
+//! took.
 
 use std::{
     cell::RefCell,
@@ -34,7 +35,8 @@ impl Drop for Peer {
     }
 }
 
-/// Those that the Python of `HOST_ADAMW_PYTHON` can import, which it says in its first line; the others are printed.
+/// Those that the Python of `HOST_ADAMW_PYTHON` can import, which it says in its first line; the
+/// others are printed.
 pub fn contenders(elements: usize) -> Vec<(String, Contender)> {
     let Ok(python) = std::env::var("HOST_ADAMW_PYTHON") else {
         println!("HOST_ADAMW_PYTHON is not set: no PyTorch, no DeepSpeed");

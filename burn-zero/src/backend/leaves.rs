@@ -1,6 +1,7 @@
 //! The parameters that this thread's operations hook, and their uses.
 //!
-//! A thread is a rank: the optimizer that shards its leaves registers them here whenever it makes new ones.
+//! A thread is a rank: the optimizer that shards its leaves registers them here whenever it makes
+//! new ones.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -65,7 +66,8 @@ impl Leaf {
     }
 }
 
-/// The uses of a parameter in a graph. Each hook holds a reference; the last hook to run has the complete gradient.
+/// The uses of a parameter in a graph. Each hook holds a reference; the last hook to run has the
+/// complete gradient.
 #[derive(Debug)]
 pub struct Use {
     /// Weak, because autodiff frees a graph without a backward pass only in the next one.
@@ -96,7 +98,8 @@ pub(super) fn leaves(reducer: &Arc<GradientReducer>) -> Vec<OwnLeaf> {
     })
 }
 
-/// From now on this thread hooks exactly these leaves of `reducer`, given by their nodes in the order of parameters.
+/// From now on this thread hooks exactly these leaves of `reducer`, given by their nodes in the
+/// order of parameters.
 pub(crate) fn attach(reducer: &Arc<GradientReducer>, nodes: &[Option<u64>]) {
     LEAVES.with_borrow_mut(|leaves| {
         leaves.retain(|_, leaf| leaf.reducer.strong_count() > 0 && !leaf.is_of(reducer));
@@ -114,8 +117,9 @@ pub(crate) fn attach(reducer: &Arc<GradientReducer>, nodes: &[Option<u64>]) {
     });
 }
 
-/// The reducers that take gradients during a backward pass of this thread, in order of construction, which is the same on every
-/// rank. If there are several, only those whose parameters a graph uses.
+/// The reducers that take gradients during a backward pass of this thread, in order of
+/// construction, which is the same on every rank. If there are several, only those whose parameters
+/// a graph uses.
 pub(super) fn reducers() -> Vec<Arc<GradientReducer>> {
     if DEPTH.get().is_none() {
         return Vec::new();
@@ -184,7 +188,8 @@ pub(super) fn begin_use<B: Backend>(
     Some((by, depth))
 }
 
-/// Remembers the tensor that was queried: decorators that hide their tensors forward the query to this backend.
+/// Remembers the tensor that was queried: decorators that hide their tensors forward the query to
+/// this backend.
 #[inline]
 pub(super) fn ask<B: Backend>(tensor: &AutodiffTensor<B>) {
     ASKED.set(Some(place(tensor)));
@@ -195,15 +200,17 @@ pub(crate) fn is_hooked<B: Backend>(tensor: &FloatTensor<B>) -> bool {
     place_behind::<B>(tensor).is_some()
 }
 
-/// The number of a tensor's node in the autodiff graph. Two tensors with one number have the same elements. `None` if the backend does
-/// not expose it: it is neither `Autodiff` nor has a [`Sharded`](super::Sharded) in it.
+/// The number of a tensor's node in the autodiff graph. Two tensors with one number have the same
+/// elements. `None` if the backend does not expose it: it is neither `Autodiff` nor has a
+/// [`Sharded`](super::Sharded) in it.
 pub(crate) fn leaf_node<B: AutodiffBackend>(tensor: &FloatTensor<B>) -> Option<u64> {
     exposed_place::<B>(tensor).map(|(node, _)| node)
 }
 
-/// Makes a leaf of a tensor that was computed from a leaf: its gradient would reach no optimizer. In Burn 0.21 the initial value of a
-/// parameter with an `init_mapper` is such a tensor: the weight of a layer with `LinearLayout::Col`. Burn 0.22 makes a leaf of it. A
-/// tensor stays as it is if the backend does not expose its node.
+/// Makes a leaf of a tensor that was computed from a leaf: its gradient would reach no optimizer.
+/// In Burn 0.21 the initial value of a parameter with an `init_mapper` is such a tensor: the weight
+/// of a layer with `LinearLayout::Col`. Burn 0.22 makes a leaf of it. A tensor stays as it is if
+/// the backend does not expose its node.
 pub(crate) fn trained_leaf<B: AutodiffBackend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     match exposed_place::<B>(&tensor) {
         Some((_, Some(1..))) => B::float_set_require_grad(B::float_detach(tensor), true),
@@ -224,7 +231,8 @@ pub(super) fn depth<B: Backend>(tensor: &AutodiffTensor<B>) -> Option<usize> {
     (!tensor.node.requirement.is_none()).then_some(tensor.node.order)
 }
 
-/// What this rank has of the gradient of a leaf that has not left the graph in backward; `None` for one that no ranks reduce.
+/// What this rank has of the gradient of a leaf that has not left the graph in backward; `None` for
+/// one that no ranks reduce.
 pub(super) fn part_of<B: Backend>(leaf: &AutodiffTensor<B>) -> Option<GradientPart> {
     LEAVES.with_borrow(|leaves| {
         let reducer = leaves.get(&node(leaf))?.reducer.upgrade()?;
@@ -241,7 +249,8 @@ fn place<B: Backend>(tensor: &AutodiffTensor<B>) -> Place {
     (node(tensor), depth(tensor))
 }
 
-/// The place of the tensor inside a tensor: `float_is_require_grad` reaches it through all decorators, and `ask` stores its place.
+/// The place of the tensor inside a tensor: `float_is_require_grad` reaches it through all
+/// decorators, and `ask` stores its place.
 fn place_behind<B: Backend>(tensor: &FloatTensor<B>) -> Option<Place> {
     ASKED.set(None);
     B::float_is_require_grad(tensor);

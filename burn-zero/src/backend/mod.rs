@@ -1,9 +1,11 @@
-//! The backend decorator, which takes gradients out of a backward pass while it still computes others.
+//! The backend decorator, which takes gradients out of a backward pass while it still computes
+//! others.
 //!
-//! `sharded.rs` is the backend with its backward pass; `ops.rs` makes every operation from its row of the operation table and hooks
-//! parameters among the operands; `tape.rs` implements hooks on autodiff; `leaves.rs` lists this thread's parameters; `stream.rs`
-//! draws random numbers. `with_host.rs` is the backend of the resulting gradients, which may be in host memory; `of_rank.rs` warns whoever reads
-//! a gradient of one rank outside of the update.
+//! `sharded.rs` is the backend with its backward pass; `ops.rs` makes every operation from its row
+//! of the operation table and hooks parameters among the operands; `tape.rs` implements hooks on
+//! autodiff; `leaves.rs` lists this thread's parameters; `stream.rs` draws random numbers.
+//! `with_host.rs` is the backend of the resulting gradients, which may be in host memory;
+//! `of_rank.rs` warns whoever reads a gradient of one rank outside of the update.
 
 mod leaves;
 mod of_rank;

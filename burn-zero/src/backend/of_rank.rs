@@ -1,4 +1,5 @@
-//! Gradients of one rank: who reads one outside of the update gets another number than one rank alone would.
+//! Gradients of one rank: who reads one outside of the update gets another number than one rank
+//! alone would.
 
 use std::fmt;
 use std::sync::Once;
@@ -68,14 +69,16 @@ impl<T, D> PlacedTensor<T, D> {
         }
     }
 
-    /// The operand of an operation that is linear in it: its result is a gradient of the same kind, which an update reads as it is.
+    /// The operand of an operation that is linear in it: its result is a gradient of the same kind,
+    /// which an update reads as it is.
     #[inline]
     pub(super) fn linear(self) -> (Self, Option<GradientPart>) {
         let part = self.part().filter(|_| !is_updating());
         (self.unmarked(), part)
     }
 
-    /// The operand of any other operation. Warns, once in a process, if it is a gradient of one rank and no update reads it.
+    /// The operand of any other operation. Warns, once in a process, if it is a gradient of one
+    /// rank and no update reads it.
     #[inline]
     pub(super) fn read(self) -> Self {
         if let Some(part) = self.part() {

@@ -36,7 +36,8 @@ macro_rules! see {
     ($kind:tt $x:ident $depth:ident) => {};
 }
 
-/// One method. An operation without float result records nothing on the tape, so a hook there would never run.
+/// One method. An operation without float result records nothing on the tape, so a hook there would
+/// never run.
 macro_rules! method {
     // These two need the leaf itself.
     (float_detach($($arg:ident: $kind:tt),*) -> $ret:tt) => { method! { @pass float_detach($($arg: $kind),*) -> $ret } };

@@ -1,5 +1,5 @@
-//! `Sharded` as a backend. In its backward pass gradients leave the graph for the gradient reducer, and are replaced by this rank's shards,
-//! on the device or in host memory.
+//! `Sharded` as a backend. In its backward pass gradients leave the graph for the gradient reducer,
+//! and are replaced by this rank's shards, on the device or in host memory.
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
@@ -16,12 +16,14 @@ use super::tape;
 use super::with_host::{PlacedTensor, WithHost};
 use crate::reduce::GradientReducer;
 
-/// A backend whose gradients are reduced, or copied to the host, during backward: `Sharded<Autodiff<Cuda>>`.
+/// A backend whose gradients are reduced, or copied to the host, during backward:
+/// `Sharded<Autodiff<Cuda>>`.
 ///
-/// It passes every operation to the inner backend. It only hooks leaves that are parameters of a [`ZeroOptimizer`](crate::ZeroOptimizer) of
-/// this thread that has several ranks or gradients in host memory, or of an [`OffloadedAdamW`](crate::OffloadedAdamW). Put it
-/// directly outside of `Autodiff`, and inside of autocast: `Autocast<Sharded<Autodiff<Cuda>>>`. Its inner backend, the one of
-/// `valid()`, is [`WithHost<Cuda>`](crate::WithHost).
+/// It passes every operation to the inner backend. It only hooks leaves that are parameters of a
+/// [`ZeroOptimizer`](crate::ZeroOptimizer) of this thread that has several ranks or gradients in
+/// host memory, or of an [`OffloadedAdamW`](crate::OffloadedAdamW). Put it directly outside of
+/// `Autodiff`, and inside of autocast: `Autocast<Sharded<Autodiff<Cuda>>>`. Its inner backend, the
+/// one of `valid()`, is [`WithHost<Cuda>`](crate::WithHost).
 ///
 /// See [what happens to a gradient](crate#what-happens-to-a-gradient).
 #[derive(Clone, Copy, Debug, Default)]
@@ -45,15 +47,18 @@ impl<A: TapeBackend> Backend for Sharded<A> {
 
 /// The gradients of a backward pass of [`Sharded`].
 ///
-/// Under stage 2 the gradient of a parameter is this rank's shard of the reduced gradient: a tensor with as many dimensions as the
-/// parameter, all 1 but the last, which is the length of the shard. A rank without elements of the parameter gets a single 0
-/// (or NaN, if the gradient is non-finite anywhere), so that all ranks have gradients of the same parameters.
+/// Under stage 2 the gradient of a parameter is this rank's shard of the reduced gradient: a tensor
+/// with as many dimensions as the parameter, all 1 but the last, which is the length of the shard.
+/// A rank without elements of the parameter gets a single 0 (or NaN, if the gradient is non-finite
+/// anywhere), so that all ranks have gradients of the same parameters.
 ///
-/// With [`Memory::Host`](crate::Memory::Host) the shard is in host memory, as are the whole gradients of stages 0 and 1, and those of an
-/// [`OffloadedAdamW`](crate::OffloadedAdamW) outside of a [`ZeroOptimizer`](crate::ZeroOptimizer).
+/// With [`Memory::Host`](crate::Memory::Host) the shard is in host memory, as are the whole
+/// gradients of stages 0 and 1, and those of an [`OffloadedAdamW`](crate::OffloadedAdamW) outside
+/// of a [`ZeroOptimizer`](crate::ZeroOptimizer).
 pub struct ShardedGradients<A: TapeBackend> {
     inner: A::Gradients,
-    /// By node, of parameters whose gradients left or were replaced; `None` for one that has no gradient on any rank.
+    /// By node, of parameters whose gradients left or were replaced; `None` for one that has no
+    /// gradient on any rank.
     left: HashMap<u64, Option<Gradient<A>>>,
     /// The factor by which the gradients in `inner` are still to be multiplied.
     weight: Option<FloatTensor<A::InnerBackend>>,
@@ -84,7 +89,8 @@ impl<A: TapeBackend> AutodiffBackend for Sharded<A> {
             // A loss that depends on no parameter is refused by the inner backend.
             _ => loss,
         };
-        // Gradients of all ranks are added during backward: each rank multiplies its own by the weight first.
+        // Gradients of all ranks are added during backward: each rank multiplies its own by the
+        // weight first.
         let weight = (!reducers.is_empty()).then(take::<GradientWeight<Gradient<A>>>);
         let weight = weight
             .flatten()
@@ -154,7 +160,8 @@ impl<A: TapeBackend> AutodiffBackend for Sharded<A> {
     }
 }
 
-/// Begins the reducer's part of a backward pass. Parameters that no graph uses have no gradient: their buckets do not wait for them.
+/// Begins the reducer's part of a backward pass. Parameters that no graph uses have no gradient:
+/// their buckets do not wait for them.
 fn begin(reducer: &Arc<GradientReducer>) {
     let leaves = leaves(reducer);
     // Backward runs the deepest operations first.
@@ -175,8 +182,9 @@ fn begin(reducer: &Arc<GradientReducer>) {
 }
 
 impl<A: TapeBackend> ShardedGradients<A> {
-    /// Notes that the gradient of a leaf has not left the graph, as that of a parameter which was replaced since the last step: the step
-    /// reduces it. Also where this rank has none, as another may.
+    /// Notes that the gradient of a leaf has not left the graph, as that of a parameter which was
+    /// replaced since the last step: the step reduces it. Also where this rank has none, as another
+    /// may.
     fn note_stayed(&self, leaf: &FloatTensor<Sharded<A>>) {
         let node = node(leaf);
         for reducer in &self.reducers {
@@ -195,7 +203,8 @@ impl<A: TapeBackend> ShardedGradients<A> {
     /// Waits for the gradients that left: reduced ones, or local ones copied to the host.
     fn finish(&mut self, reducer: &Arc<GradientReducer>, device: &A::Device) {
         let mut all = crate::raise(reducer.finish());
-        // None are present if the loss is of another model, or of one with newly loaded weights: the step reduces those gradients.
+        // None are present if the loss is of another model, or of one with newly loaded weights:
+        // the step reduces those gradients.
         if reducer.reduces_in_backward() && all.iter().any(Option::is_some) {
             reducer.set_reduced();
         }

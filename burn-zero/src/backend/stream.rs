@@ -1,9 +1,11 @@
 //! Separate random numbers for each rank.
 //!
-//! A backend has one generator a process: ranks that are threads would draw from it in an order that differs from run to run.
-//! So a rank with a seed seeds the generator before each draw, with a number that depends on its seed, its rank and the number of its
-//! earlier draws, under a lock that all draws on a `Sharded` backend take. A rank's numbers are then the same in every run, and
-//! the same for threads and processes. Draws directly on the inner backend do not take the lock and can interfere.
+//! A backend has one generator a process: ranks that are threads would draw from it in an order
+//! that differs from run to run. So a rank with a seed seeds the generator before each draw, with a
+//! number that depends on its seed, its rank and the number of its earlier draws, under a lock that
+//! all draws on a `Sharded` backend take. A rank's numbers are then the same in every run, and the
+//! same for threads and processes. Draws directly on the inner backend do not take the lock and can
+//! interfere.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Weak};

@@ -1,8 +1,9 @@
 //! Hooks on the leaves of Burn's autodiff graph.
 //!
-//! A custom operation on a leaf alone would have depth 1 and run last in backward, whatever uses the leaf. A hook
-//! therefore has a second parent, an untracked tensor with the depth of the graph when the leaf was used: Burn runs the tape by
-//! depth, so the hook runs directly after all later operations.
+//! A custom operation on a leaf alone would have depth 1 and run last in backward, whatever uses
+//! the leaf. A hook therefore has a second parent, an untracked tensor with the depth of the graph
+//! when the leaf was used: Burn runs the tape by depth, so the hook runs directly after all later
+//! operations.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -71,7 +72,8 @@ fn leaf<B: Backend>(node: u64, like: FloatTensor<B>) -> FloatTensor<Autodiff<B>>
 }
 
 thread_local! {
-    /// The factor of the gradients that leave the graph in this thread's backward pass: a tensor of one f32 element.
+    /// The factor of the gradients that leave the graph in this thread's backward pass: a tensor of
+    /// one f32 element.
     static WEIGHT: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
 }
 
@@ -90,7 +92,8 @@ pub(super) fn times<B: Backend>(
     B::float_mul(gradient, weight)
 }
 
-/// Starts to copy a gradient that leaves the graph to the host, multiplied by the weight of the backward pass, if any.
+/// Starts to copy a gradient that leaves the graph to the host, multiplied by the weight of the
+/// backward pass, if any.
 fn read<B: Backend>(gradient: FloatTensor<B>) -> HostRead {
     let weight =
         WEIGHT.with_borrow(|weight| weight.as_ref()?.downcast_ref::<FloatTensor<B>>().cloned());
@@ -153,11 +156,11 @@ impl<B: Backend> Backward<B, 2> for First {
     }
 }
 
-/// The last operation of the tape, less deep than every hook: submits parameters that no hook did, because they have no gradient
-/// or because another live graph uses them too.
+/// The last operation of the tape, less deep than every hook: submits parameters that no hook did,
+/// because they have no gradient or because another live graph uses them too.
 ///
-/// It runs inside the backward pass, not after it: the pass ends by locking the graphs of all threads, one of which may wait for this
-/// rank.
+/// It runs inside the backward pass, not after it: the pass ends by locking the graphs of all
+/// threads, one of which may wait for this rank.
 #[derive(Debug)]
 struct Last {
     reducers: Vec<Arc<GradientReducer>>,

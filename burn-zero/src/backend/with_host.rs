@@ -18,13 +18,16 @@ use super::of_rank::{GradientPart, OfRank};
 
 use crate::host::{is_finite, read_floats};
 
-/// The backend `B`, some of whose float tensors are in host memory: gradients that left the device during backward and whose
-/// optimizer is on the host. It is the inner backend of [`Sharded`](super::Sharded), so that layers between
-/// backward and the optimizer (loss scalers, accumulation, clipping) compute on such gradients in host memory.
+/// The backend `B`, some of whose float tensors are in host memory: gradients that left the device
+/// during backward and whose optimizer is on the host. It is the inner backend of
+/// [`Sharded`](super::Sharded), so that layers between backward and the optimizer (loss scalers,
+/// accumulation, clipping) compute on such gradients in host memory.
 ///
-/// The operations of those layers are computed on the host for f32 tensors: addition, scaling, sums, casts, reads, tests for
-/// non-finite elements. A sum is computed in f64 and rounded once; all else has the bits of the device's f32. Any other operation first
-/// uploads its operands, and its result stays on the device. A tensor on the device costs nothing more than without this layer.
+/// The operations of those layers are computed on the host for f32 tensors: addition, scaling,
+/// sums, casts, reads, tests for non-finite elements. A sum is computed in f64 and rounded once;
+/// all else has the bits of the device's f32. Any other operation first uploads its operands, and
+/// its result stays on the device. A tensor on the device costs nothing more than without this
+/// layer.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WithHost<B> {
     inner: PhantomData<B>,
@@ -48,7 +51,8 @@ thread_local! {
     static STAYS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A tensor of data that stays in host memory, if the backend has a [`WithHost`] in it; otherwise one on the device.
+/// A tensor of data that stays in host memory, if the backend has a [`WithHost`] in it; otherwise
+/// one on the device.
 pub(crate) fn on_host<I: Backend>(data: TensorData, device: &I::Device) -> FloatTensor<I> {
     let _stays = Scope::enter(&STAYS, true);
     I::float_from_data(data, device)
@@ -143,7 +147,8 @@ enum Operand<'a> {
 /// Elements of one task: one thread alone does not reach the bandwidth of the memory.
 const CHUNK: usize = 1 << 16;
 
-/// The operations on the host. `Err` returns the tensor itself if its type or shape is supported on the device only.
+/// The operations on the host. `Err` returns the tensor itself if its type or shape is supported on
+/// the device only.
 impl<D> HostTensor<D> {
     fn new(data: TensorData, device: D) -> Self {
         Self {
@@ -220,10 +225,12 @@ impl<D> HostTensor<D> {
     }
 }
 
-// Every operation, made from its row: its operands are uploaded. Rows that are computed on the host come first.
+// Every operation, made from its row: its operands are uploaded. Rows that are computed on the host
+// come first.
 
-/// An operation on one tensor: by `$host` if the tensor is in host memory and `$host` supports it, else on the device. The result of a `linear`
-/// one on a gradient of one rank is such a gradient too.
+/// An operation on one tensor: by `$host` if the tensor is in host memory and `$host` supports it,
+/// else on the device. The result of a `linear` one on a gradient of one rank is such a gradient
+/// too.
 macro_rules! unary {
     (linear $op:ident($($arg:ident: $type:ty)?), $host:expr) => {
         #[inline]
@@ -250,7 +257,8 @@ macro_rules! unary {
     };
 }
 
-/// An elementwise operation on two tensors in host memory, or on one and a single number, which is downloaded if necessary.
+/// An elementwise operation on two tensors in host memory, or on one and a single number, which is
+/// downloaded if necessary.
 macro_rules! binary {
     ($op:ident, $operands:ident, $f:expr) => {
         #[inline]
@@ -426,7 +434,8 @@ fn terms<T, D>(
     (lhs, rhs, left.or(right))
 }
 
-/// The operands of a product, and which part of a gradient it is. It is linear unless both are gradients, as in a square.
+/// The operands of a product, and which part of a gradient it is. It is linear unless both are
+/// gradients, as in a square.
 fn factors<T, D>(
     lhs: PlacedTensor<T, D>,
     rhs: PlacedTensor<T, D>,
@@ -437,8 +446,9 @@ fn factors<T, D>(
     terms(lhs, rhs)
 }
 
-/// The second operand for an f32 tensor of this shape in host memory: a tensor of the same shape in host memory, or a single number with
-/// as many dimensions in either memory. `None` for any other tensor.
+/// The second operand for an f32 tensor of this shape in host memory: a tensor of the same shape in
+/// host memory, or a single number with as many dimensions in either memory. `None` for any other
+/// tensor.
 fn operand<'a, B: Backend>(
     tensor: &'a FloatTensor<WithHost<B>>,
     shape: &Shape,

@@ -1,4 +1,5 @@
-//! Reads DeepSpeed's JSON: the table of keys lists which keys are read, and serde deserializes their values.
+//! Reads DeepSpeed's JSON: the table of keys lists which keys are read, and serde deserializes
+//! their values.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,21 +16,24 @@ use crate::group::BufferDtype;
 use crate::{Memory, Stage};
 
 impl ZeroConfig {
-    /// Reads DeepSpeed's JSON (`ds_config.json`) of ZeRO stage 0, 1, 2 or 3: integers may be written as
-    /// `5e8`, `null` is the default, and keys without effect here are listed in
-    /// [`ignored`](Self::ignored) with the reason. `"auto"` is the default where Accelerate and DeepSpeed take one: for batch sizes
-    /// (they count as missing), `gradient_clipping` and the sizes of buckets.
+    /// Reads DeepSpeed's JSON (`ds_config.json`) of ZeRO stage 0, 1, 2 or 3: integers may be
+    /// written as `5e8`, `null` is the default, and keys without effect here are listed in
+    /// [`ignored`](Self::ignored) with the reason. `"auto"` is the default where Accelerate and
+    /// DeepSpeed take one: for batch sizes (they count as missing), `gradient_clipping` and the
+    /// sizes of buckets.
     ///
     /// # Errors
     ///
-    /// Text that is not JSON, a duplicate key, an `"auto"` that only the program can fill in; outside of [`sections`](Self::sections) an unknown
-    /// key, a wrong type or value, and features of DeepSpeed that this crate does not have, such as NVMe.
+    /// Text that is not JSON, a duplicate key, an `"auto"` that only the program can fill in;
+    /// outside of [`sections`](Self::sections) an unknown key, a wrong type or value, and features
+    /// of DeepSpeed that this crate does not have, such as NVMe.
     pub fn from_deepspeed_json(text: &str) -> Result<Self, ConfigError> {
         Self::from_deepspeed_json_with(text, &|_| None)
     }
 
-    /// Reads DeepSpeed's JSON. `auto` returns the value of a key that is `"auto"` in the file, by its path, from the program's options or its
-    /// model; null leaves the key out, and integers may be floats such as `5e8`.
+    /// Reads DeepSpeed's JSON. `auto` returns the value of a key that is `"auto"` in the file, by
+    /// its path, from the program's options or its model; null leaves the key out, and integers may
+    /// be floats such as `5e8`.
     ///
     /// ```
     /// use burn_zero::ZeroConfig;
@@ -121,7 +125,8 @@ fn stage(zero: &mut Section) -> Result<Stage, ConfigError> {
         .map_err(|_| ConfigError::invalid(&zero.path_of("stage"), number, "0, 1, 2 or 3"))
 }
 
-/// The memory that an offload section chooses by its `device`, or `older`, the boolean key that is its older form.
+/// The memory that an offload section chooses by its `device`, or `older`, the boolean key that is
+/// its older form.
 fn memory(zero: &mut Section, section: &str, older: &str) -> Result<Memory, ConfigError> {
     const INSTEAD: &str = "put \"cpu\": what is offloaded is in host memory, not on a disk";
 
@@ -163,8 +168,9 @@ fn communication_dtype(top: &mut Section) -> Result<Option<BufferDtype>, ConfigE
     }
 }
 
-/// The remaining entries, which the program reads. `bfloat16` is an older name of `bf16`: a key that both have is taken from `bf16`. Of the two
-/// the program gets the one that is no object, to refuse it.
+/// The remaining entries, which the program reads. `bfloat16` is an older name of `bf16`: a key
+/// that both have is taken from `bf16`. Of the two the program gets the one that is no object, to
+/// refuse it.
 fn sections(top: Section) -> BTreeMap<String, Value> {
     let mut entries = top.entries;
     if let Some(older) = entries.remove("bfloat16") {
@@ -283,7 +289,8 @@ impl Reader<'_> {
         (self.auto)(path).map(whole)
     }
 
-    /// The value with `"auto"` filled in, on all levels of an object, and without the object's nulls.
+    /// The value with `"auto"` filled in, on all levels of an object, and without the object's
+    /// nulls.
     fn filled(&self, path: &str, value: Value) -> Result<Value, ConfigError> {
         const NOT_FILLED: &str =
             "\"auto\", and nothing fills it in: let the program give it, or put a value there";
@@ -312,7 +319,8 @@ fn join(path: &str, key: &str) -> String {
     }
 }
 
-/// Converts a number without a fraction, such as `5e8`, to an integer; returns every other value as it is.
+/// Converts a number without a fraction, such as `5e8`, to an integer; returns every other value as
+/// it is.
 fn whole(value: Value) -> Value {
     /// Integers up to here are exact in f64.
     const LARGEST: f64 = (1u64 << 53) as f64;

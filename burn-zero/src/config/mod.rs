@@ -1,4 +1,5 @@
-//! The configuration of a job: stage, batches, communication, offload. Values only, independent of Burn and of the other crates.
+//! The configuration of a job: stage, batches, communication, offload. Values only, independent of
+//! Burn and of the other crates.
 
 mod deepspeed;
 mod keys;
@@ -13,10 +14,11 @@ use crate::group::BufferDtype;
 use crate::{Memory, Stage, ZeroSettings};
 
 /// How a job trains over its ranks. Written by hand, read from DeepSpeed's JSON
-/// ([`from_deepspeed_json`](Self::from_deepspeed_json)), or deserialized from its own fields (serde); both refuse unknown names.
+/// ([`from_deepspeed_json`](Self::from_deepspeed_json)), or deserialized from its own fields
+/// (serde); both refuse unknown names.
 ///
-/// Defaults are those of DeepSpeed 0.19.8 except for the bucket sizes: its 5e8 would put all gradients of most models into one
-/// bucket, which could only be reduced after backward.
+/// Defaults are those of DeepSpeed 0.19.8 except for the bucket sizes: its 5e8 would put all
+/// gradients of most models into one bucket, which could only be reduced after backward.
 ///
 /// ```
 /// use burn_zero::{Memory, Stage, ZeroConfig};
@@ -46,24 +48,28 @@ pub struct ZeroConfig {
     pub stage: Stage,
     /// Batch sizes. Default none: one must be set before [`BatchConfig::resolve`].
     pub batch: BatchConfig,
-    /// The norm over all parameters and ranks that gradients are to be scaled down to. Default 1; `None` (0 in DeepSpeed's file) for no
-    /// clipping. The program clips: burn-accum's `ClipGlobalNorm` in the [`ZeroOptimizer`](crate::ZeroOptimizer), with
+    /// The norm over all parameters and ranks that gradients are to be scaled down to. Default 1;
+    /// `None` (0 in DeepSpeed's file) for no clipping. The program clips: burn-accum's
+    /// `ClipGlobalNorm` in the [`ZeroOptimizer`](crate::ZeroOptimizer), with
     /// [`with_norm`](crate::ZeroOptimizer::with_norm).
     pub gradient_clipping: Option<f64>,
-    /// Where the optimizer state of a rank's shard is kept and updated (ZeRO-Offload, Ren et al., arXiv 2101.06840). Default the device.
+    /// Where the optimizer state of a rank's shard is kept and updated (ZeRO-Offload, Ren et al.,
+    /// arXiv 2101.06840). Default the device.
     pub offload_optimizer: Memory,
-    /// Where parameters are while no operation uses them. Default the device. DeepSpeed's file can put them in host memory at stage 3;
-    /// [`ZeroSettings::parameters`] does it in every stage. At stage 3 with several ranks they are there anyway.
+    /// Where parameters are while no operation uses them. Default the device. DeepSpeed's file can
+    /// put them in host memory at stage 3; [`ZeroSettings::parameters`] does it in every stage. At
+    /// stage 3 with several ranks they are there anyway.
     pub offload_param: Memory,
     /// Elements of gradients that are reduced at a time, at most. Default 8,388,608.
     pub reduce_bucket_size: u64,
-    /// Elements of parameters that are gathered at a time, at most. Default 8,388,608. Both fill the same buckets: the smaller
-    /// of the two sizes counts.
+    /// Elements of parameters that are gathered at a time, at most. Default 8,388,608. Both fill
+    /// the same buckets: the smaller of the two sizes counts.
     pub allgather_bucket_size: u64,
     /// The type in which gradients are sent. Default f32, their own type.
     pub communication_dtype: BufferDtype,
-    /// The sections `fp16`, `bf16`, `optimizer` and `scheduler` of DeepSpeed's file, which this crate does not use: the program reads
-    /// and checks them. `"auto"` is filled in, and what is null is left out.
+    /// The sections `fp16`, `bf16`, `optimizer` and `scheduler` of DeepSpeed's file, which this
+    /// crate does not use: the program reads and checks them. `"auto"` is filled in, and what is
+    /// null is left out.
     pub sections: BTreeMap<String, Value>,
     /// Keys of the file that have no effect here, as paths, and why they have none.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -90,8 +96,9 @@ impl Default for ZeroConfig {
 }
 
 impl ZeroConfig {
-    /// The settings for a [`ZeroOptimizer`](crate::ZeroOptimizer). Gradients are averaged over ranks, as in DeepSpeed;
-    /// parameters are cut at any element: see [`ZeroSettings::partition`] for optimizers that need the other partition.
+    /// The settings for a [`ZeroOptimizer`](crate::ZeroOptimizer). Gradients are averaged over
+    /// ranks, as in DeepSpeed; parameters are cut at any element: see [`ZeroSettings::partition`]
+    /// for optimizers that need the other partition.
     ///
     /// ```
     /// use burn_zero::{ZeroSettings, Stage, ZeroConfig};
@@ -146,13 +153,13 @@ const MICRO: &str = "train_micro_batch_size_per_gpu";
 const STEPS: &str = "gradient_accumulation_steps";
 
 impl BatchConfig {
-    /// All sizes for `world_size` ranks, by DeepSpeed's rules: two of them determine the third; if there is only one,
-    /// other than the number of steps, that number is 1.
+    /// All sizes for `world_size` ranks, by DeepSpeed's rules: two of them determine the third; if
+    /// there is only one, other than the number of steps, that number is 1.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::Key`] for a size of 0 or a product above 2^64; [`ConfigError::Batch`] for sizes that contradict each other or do
-    /// not divide evenly, for none at all, and for no ranks.
+    /// [`ConfigError::Key`] for a size of 0 or a product above 2^64; [`ConfigError::Batch`] for
+    /// sizes that contradict each other or do not divide evenly, for none at all, and for no ranks.
     pub fn resolve(&self, world_size: usize) -> Result<BatchSizes, ConfigError> {
         let (train, micro, steps) = (
             self.train_batch_size,
@@ -203,8 +210,8 @@ impl BatchConfig {
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// The text is not JSON, which has no comments, trailing commas, `NaN` or `Infinity`. With the parser's message, which has the line and
-    /// the column.
+    /// The text is not JSON, which has no comments, trailing commas, `NaN` or `Infinity`. With the
+    /// parser's message, which has the line and the column.
     #[error("the configuration is no JSON: {0}")]
     Syntax(String),
     /// A key or its value is refused.

@@ -1,4 +1,5 @@
-//! Buffers in host memory, in the types that ranks exchange, and their reduction, defined once for all groups.
+//! Buffers in host memory, in the types that ranks exchange, and their reduction, defined once for
+//! all groups.
 
 use std::fmt;
 
@@ -38,7 +39,8 @@ impl fmt::Display for BufferDtype {
     }
 }
 
-/// A flat buffer in host memory. Collectives take it by value and return one, so that it moves to another thread without a copy.
+/// A flat buffer in host memory. Collectives take it by value and return one, so that it moves to
+/// another thread without a copy.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HostBuffer {
     /// f32 elements.
@@ -169,7 +171,8 @@ impl AsMut<[u8]> for HostBuffer {
 
 /// How the elements of all ranks become one.
 ///
-/// Both operations add in f32, rank after rank from 0 on, and round to the buffer's type once, at the end.
+/// Both operations add in f32, rank after rank from 0 on, and round to the buffer's type once, at
+/// the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ReduceOp {
     /// `x0 + x1 + ...`

@@ -1,5 +1,5 @@
-//! What a collective is: its operation, the description that ranks compare before it starts, the cut of its buffer into one
-//! part a rank, and the count of what it has sent.
+//! What a collective is: its operation, the description that ranks compare before it starts, the
+//! cut of its buffer into one part a rank, and the count of what it has sent.
 
 use std::{collections::BTreeMap, fmt, ops::Range};
 
@@ -41,8 +41,8 @@ impl fmt::Display for Operation {
     }
 }
 
-/// A collective as one rank calls it: texts, which all ranks compare, and the length of this rank's byte string, if it has one,
-/// which may differ.
+/// A collective as one rank calls it: texts, which all ranks compare, and the length of this rank's
+/// byte string, if it has one, which may differ.
 #[derive(Default, Serialize, Deserialize)]
 pub(super) struct Call {
     /// Position in this rank's sequence of collectives, counted from 0.
@@ -57,7 +57,8 @@ pub(super) struct Call {
 /// Longest label in bytes: the rest is cut off, so that a call fits a message of [`CALL_BYTES`].
 const LABEL_BYTES: usize = 400;
 
-/// Length of a call as a message. It is the same for all calls, so that a rank can receive the others' without knowing them.
+/// Length of a call as a message. It is the same for all calls, so that a rank can receive the
+/// others' without knowing them.
 pub(super) const CALL_BYTES: usize = 640;
 
 impl Call {
@@ -136,7 +137,8 @@ impl fmt::Display for Split {
 }
 
 impl Split {
-    /// The offsets of the ranks' parts, and the end, where equal parts have `equal` elements; `None` unless there is one part a rank.
+    /// The offsets of the ranks' parts, and the end, where equal parts have `equal` elements;
+    /// `None` unless there is one part a rank.
     pub(super) fn offsets(&self, world_size: usize, equal: usize) -> Option<Vec<usize>> {
         let counts = match self {
             Self::Equal => vec![equal; world_size],
@@ -191,7 +193,8 @@ impl Sent {
 pub struct Traffic(BTreeMap<Operation, Sent>);
 
 impl Traffic {
-    /// What was sent in one operation. An all-reduce counts as such, although it is a reduce-scatter and an all-gather.
+    /// What was sent in one operation. An all-reduce counts as such, although it is a
+    /// reduce-scatter and an all-gather.
     pub fn of(&self, operation: Operation) -> Sent {
         self.0.get(&operation).copied().unwrap_or_default()
     }

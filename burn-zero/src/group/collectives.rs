@@ -15,7 +15,8 @@ use super::{
 };
 use crate::ZeroError;
 
-/// The buffer of which a rank sends parts: shared, so that ranks that are threads read it without a copy.
+/// The buffer of which a rank sends parts: shared, so that ranks that are threads read it without a
+/// copy.
 pub(super) type Payload = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
 /// What a rank has received from another.
@@ -27,7 +28,8 @@ impl Part {
     }
 }
 
-/// What an all-gather brings of each rank, where it is: in the sender's memory, or where a message was received.
+/// What an all-gather brings of each rank, where it is: in the sender's memory, or where a message
+/// was received.
 pub(crate) struct Parts {
     dtype: BufferDtype,
     by_rank: Vec<Part>,
@@ -42,13 +44,16 @@ impl Parts {
     }
 }
 
-/// Moves bytes between this rank and the others. Waits for each of them at most for the deadline, and returns their faults.
+/// Moves bytes between this rank and the others. Waits for each of them at most for the deadline,
+/// and returns their faults.
 pub(super) trait Transport {
-    /// In a call, sends `own[sends[to]]` to each rank `to`, and returns what ranks send, `lengths[from]` bytes of each; of this rank
-    /// itself, `own[sends[rank]]`. Empty parts are not sent.
+    /// In a call, sends `own[sends[to]]` to each rank `to`, and returns what ranks send,
+    /// `lengths[from]` bytes of each; of this rank itself, `own[sends[rank]]`. Empty parts are not
+    /// sent.
     fn exchange(&mut self, it: Exchange<'_>) -> Result<Vec<Part>, GroupFault>;
 
-    /// Notifies all other ranks that the group is lost, from the collective `sequence` of this rank on.
+    /// Notifies all other ranks that the group is lost, from the collective `sequence` of this rank
+    /// on.
     fn spread(&mut self, sequence: u64, fault: &GroupFault);
 
     /// Notifies all other ranks that this one takes part in its first `calls` collectives only.
@@ -68,7 +73,8 @@ pub(super) struct Exchange<'a> {
 pub(super) struct Peers {
     /// By rank: the number of collectives in which it took part, if it has left.
     pub left: Vec<Option<u64>>,
-    /// The earliest collective that has failed, and its fault: it and all later ones fail. Earlier ones may still complete.
+    /// The earliest collective that has failed, and its fault: it and all later ones fail. Earlier
+    /// ones may still complete.
     pub lost: Option<(u64, GroupFault)>,
 }
 
@@ -170,7 +176,8 @@ impl Collectives {
         self.queue.fail(fault);
     }
 
-    /// Makes a call. Ranks first exchange descriptions of their calls, which `run` gets: data is sent only if all make the same call.
+    /// Makes a call. Ranks first exchange descriptions of their calls, which `run` gets: data is
+    /// sent only if all make the same call.
     fn make<R>(
         &mut self,
         operation: Operation,
@@ -258,8 +265,8 @@ impl Collectives {
         self.exchange(Arc::new(part), size, &sends, &lengths)
     }
 
-    /// [`gather`](Self::gather) into `buffer`, which no other rank reads any more when it has sent its part; into new memory if one
-    /// still holds it.
+    /// [`gather`](Self::gather) into `buffer`, which no other rank reads any more when it has sent
+    /// its part; into new memory if one still holds it.
     fn gather_into(
         &mut self,
         buffer: Arc<HostBuffer>,
@@ -278,7 +285,8 @@ impl Collectives {
         Ok(out)
     }
 
-    /// The offsets of the ranks' parts. `elements` is the length of the whole buffer if `are_all`, else that of this rank's part.
+    /// The offsets of the ranks' parts. `elements` is the length of the whole buffer if `are_all`,
+    /// else that of this rank's part.
     fn offsets(
         &self,
         (operation, label): (Operation, &str),
@@ -350,7 +358,8 @@ impl Collectives {
         Ok(HostBuffer::concat(parts.dtype, &all))
     }
 
-    /// [`all_gather`](Self::all_gather) for those who copy each element elsewhere: without memory for all of them, and without a copy into it.
+    /// [`all_gather`](Self::all_gather) for those who copy each element elsewhere: without memory
+    /// for all of them, and without a copy into it.
     pub(crate) fn all_gather_parts(
         &mut self,
         label: &str,

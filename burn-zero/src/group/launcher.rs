@@ -12,14 +12,17 @@ const LOCAL_RANK: [&str; 3] = [
     "SLURM_LOCALID",
 ];
 
-/// How many processes `mpirun` or `srun` started, of which this is one; `None` for a process that is alone.
+/// How many processes `mpirun` or `srun` started, of which this is one; `None` for a process that
+/// is alone.
 ///
-/// A program that was built without MPI checks this, so as not to run the whole training in every process.
+/// A program that was built without MPI checks this, so as not to run the whole training in every
+/// process.
 pub fn launched() -> Option<usize> {
     processes(|name| env::var(name).ok())
 }
 
-/// This process's number among those on its machine, from the launcher: the index of the device that it should use.
+/// This process's number among those on its machine, from the launcher: the index of the device
+/// that it should use.
 pub fn local_rank() -> Option<usize> {
     let number = |variable| env::var(variable).ok()?.parse().ok();
     LOCAL_RANK.into_iter().find_map(number)

@@ -18,7 +18,8 @@ use crate::ZeroError;
 /// Work that makes collectives: made by [`Pending::start`], given to [`ProcessGroup::submit`].
 pub struct Job(pub(super) Box<dyn FnOnce(&mut Collectives) + Send>);
 
-/// The result of a job, once it has run. Dropping it does not cancel the job, because other ranks wait for its collectives.
+/// The result of a job, once it has run. Dropping it does not cancel the job, because other ranks
+/// wait for its collectives.
 #[must_use = "a collective's result or error is lost unless it is waited for"]
 pub struct Pending<T> {
     result: Arc<Mutex<Option<Result<T, ZeroError>>>>,
@@ -26,8 +27,9 @@ pub struct Pending<T> {
 }
 
 impl<T: Send + 'static> Pending<T> {
-    /// Submits a job to the communication thread of this rank, which runs it after all earlier ones. It may make several
-    /// collectives and compute in between. It must not wait for another job of the same group, nor own the group.
+    /// Submits a job to the communication thread of this rank, which runs it after all earlier
+    /// ones. It may make several collectives and compute in between. It must not wait for another
+    /// job of the same group, nor own the group.
     ///
     /// ```
     /// use burn_zero::{GroupOptions, ProcessGroup, ReduceOp, ThreadGroup, group::Pending};
@@ -56,7 +58,8 @@ impl<T: Send + 'static> Pending<T> {
         Self { result, queue }
     }
 
-    /// Waits for the result. Each collective of the job ends within the group's deadline after each rank's last message.
+    /// Waits for the result. Each collective of the job ends within the group's deadline after each
+    /// rank's last message.
     ///
     /// # Errors
     ///
@@ -72,7 +75,8 @@ impl<T: Send + 'static> Pending<T> {
     }
 }
 
-/// One rank of a group, whatever its transport. A clone is the same rank; dropping the last one leaves the group.
+/// One rank of a group, whatever its transport. A clone is the same rank; dropping the last one
+/// leaves the group.
 #[derive(Clone)]
 pub struct Member(Arc<LeaveOnDrop>);
 
@@ -85,7 +89,8 @@ thread_local! {
 }
 
 impl Member {
-    /// Starts the communication thread, which connects to the other ranks by itself. The third value of `connect` is dropped after the transport.
+    /// Starts the communication thread, which connects to the other ranks by itself. The third
+    /// value of `connect` is dropped after the transport.
     ///
     /// # Errors
     ///
@@ -209,7 +214,8 @@ impl Queue {
         drop(refused); // outside of the lock
     }
 
-    /// Waits for the next job; `None` if the rank leaves the group and everything is done, or if the group is lost.
+    /// Waits for the next job; `None` if the rank leaves the group and everything is done, or if
+    /// the group is lost.
     pub fn next(&self) -> Option<Job> {
         let mut state = self.state.lock();
         while state.fault.is_none() && state.waiting.is_empty() && !state.is_closed {
@@ -249,8 +255,9 @@ impl Queue {
         self.state.lock().fault.clone()
     }
 
-    /// Leaves the group when the submitted jobs are done, and waits for that. Jobs that are submitted later fail: clones of the group may
-    /// remain, such as in a graph that autodiff has not freed.
+    /// Leaves the group when the submitted jobs are done, and waits for that. Jobs that are
+    /// submitted later fail: clones of the group may remain, such as in a graph that autodiff has
+    /// not freed.
     pub fn leave(&self) {
         self.tell(|state| state.is_closed = true);
         self.wait(|state| state.has_ended.then_some(()));

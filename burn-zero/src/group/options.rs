@@ -11,14 +11,16 @@ use crate::ZeroError;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GroupOptions {
-    /// Longest time that a rank waits for the next message of another, 10 minutes by default, as PyTorch for NCCL. It must be
-    /// longer than what one rank computes between two collectives while the others wait: the evaluation of one rank alone, or a first
-    /// step in which one rank compiles or tunes kernels that the others have cached, which may take minutes. Only the time distinguishes
-    /// such a rank from one that hangs. Panics, ranks that leave and processes that die are found at once. After its last collective a
-    /// process may take longer.
+    /// Longest time that a rank waits for the next message of another, 10 minutes by default, as
+    /// PyTorch for NCCL. It must be longer than what one rank computes between two collectives
+    /// while the others wait: the evaluation of one rank alone, or a first step in which one rank
+    /// compiles or tunes kernels that the others have cached, which may take minutes. Only the time
+    /// distinguishes such a rank from one that hangs. Panics, ranks that leave and processes that
+    /// die are found at once. After its last collective a process may take longer.
     ///
-    /// A thread cannot be ended from outside. Where ranks are threads, their group is lost and one of them has ended, the others have
-    /// 10 s to end, or four deadlines if these are shorter; then the process ends with status 1 and the fault on stderr.
+    /// A thread cannot be ended from outside. Where ranks are threads, their group is lost and one
+    /// of them has ended, the others have 10 s to end, or four deadlines if these are shorter; then
+    /// the process ends with status 1 and the fault on stderr.
     pub deadline: Duration,
 }
 
@@ -45,8 +47,8 @@ impl GroupOptions {
     }
 }
 
-/// The reason for which a group is lost. A rank that finds a fault notifies all others, and every rank reports the
-/// first fault that it learns of.
+/// The reason for which a group is lost. A rank that finds a fault notifies all others, and every
+/// rank reports the first fault that it learns of.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum GroupFault {
@@ -61,7 +63,8 @@ pub enum GroupFault {
         rank: usize,
         /// The call in which it waited.
         call: String,
-        /// The ranks that did not join. If one stopped in the middle of a transfer, ranks that wait for it may be listed too.
+        /// The ranks that did not join. If one stopped in the middle of a transfer, ranks that wait
+        /// for it may be listed too.
         missing: Vec<usize>,
         /// How long it waited.
         deadline: Duration,

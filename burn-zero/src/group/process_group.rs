@@ -20,11 +20,12 @@ macro_rules! blocking {
 
 /// One rank's view of a group of ranks. Object-safe: hold it as `Arc<dyn ProcessGroup>`.
 ///
-/// All ranks must make the same calls with the same labels in the same order. Each rank has one communication thread, which runs
-/// its collectives in the order of submission, from any thread. Buffers are taken by value and returned.
+/// All ranks must make the same calls with the same labels in the same order. Each rank has one
+/// communication thread, which runs its collectives in the order of submission, from any thread.
+/// Buffers are taken by value and returned.
 ///
-/// Every method that is a collective waits for its end. [`Pending::start`] does not: it submits a job with collectives to the
-/// communication thread.
+/// Every method that is a collective waits for its end. [`Pending::start`] does not: it submits a
+/// job with collectives to the communication thread.
 ///
 /// ```
 /// use burn_zero::{GroupOptions, ProcessGroup, ReduceOp, ThreadGroup};
@@ -39,16 +40,19 @@ macro_rules! blocking {
 ///
 /// # Errors
 ///
-/// All collectives fail with [`ZeroError::Group`] if a rank hangs, leaves, panics or makes another call, and with
-/// [`ZeroError::BufferLength`] or [`ZeroError::InvalidSetting`] if the request is invalid, before anything is sent.
+/// All collectives fail with [`ZeroError::Group`] if a rank hangs, leaves, panics or makes another
+/// call, and with [`ZeroError::BufferLength`] or [`ZeroError::InvalidSetting`] if the request is
+/// invalid, before anything is sent.
 ///
 /// # Cost
 ///
-/// With `N` ranks and `L` elements a rank sends `L (N - 1) / N` elements in a reduce-scatter or an all-gather, and twice
-/// as many in an all-reduce and at a broadcast's root. Byte strings are sent to every other rank by
-/// [`gather_bytes`](Self::gather_bytes), and once, to the root, by [`gather_bytes_to`](Self::gather_bytes_to).
+/// With `N` ranks and `L` elements a rank sends `L (N - 1) / N` elements in a reduce-scatter or an
+/// all-gather, and twice as many in an all-reduce and at a broadcast's root. Byte strings are sent
+/// to every other rank by [`gather_bytes`](Self::gather_bytes), and once, to the root, by
+/// [`gather_bytes_to`](Self::gather_bytes_to).
 pub trait ProcessGroup: Send + Sync + Debug {
-    /// This rank's queue and communication thread. The only required method: a wrapper returns the member of the group that it wraps.
+    /// This rank's queue and communication thread. The only required method: a wrapper returns the
+    /// member of the group that it wraps.
     fn member(&self) -> &Member;
 
     /// This rank's number, from 0 to the world size - 1.
@@ -61,13 +65,15 @@ pub trait ProcessGroup: Send + Sync + Debug {
         self.member().queue().world_size
     }
 
-    /// Submits a job to this rank's communication thread and returns at once. See [`Pending::start`].
+    /// Submits a job to this rank's communication thread and returns at once. See
+    /// [`Pending::start`].
     fn submit(&self, job: Job) {
         self.member().queue().submit(job);
     }
 
-    /// Ends the group with a reason: all ranks get [`GroupFault::Aborted`](super::GroupFault::Aborted). Ranks that are
-    /// processes of an MPI job are ended as well; the reason is printed.
+    /// Ends the group with a reason: all ranks get
+    /// [`GroupFault::Aborted`](super::GroupFault::Aborted). Ranks that are processes of an MPI job
+    /// are ended as well; the reason is printed.
     fn abort(&self, reason: &str) {
         let (rank, reason) = (self.rank(), reason.to_owned());
         let fault = GroupFault::Aborted { rank, reason };
@@ -95,15 +101,17 @@ pub trait ProcessGroup: Send + Sync + Debug {
         /// Waits until all ranks have called it.
         fn barrier() -> ();
 
-        /// Every rank's byte string, in the order of ranks; lengths may differ. For metrics and manifests.
+        /// Every rank's byte string, in the order of ranks; lengths may differ. For metrics and
+        /// manifests.
         fn gather_bytes(bytes: Vec<u8>) -> Vec<Vec<u8>>;
 
-        /// On the root every rank's byte string, in the order of ranks; `None` elsewhere. Lengths may differ. For what one rank
-        /// writes or shows.
+        /// On the root every rank's byte string, in the order of ranks; `None` elsewhere. Lengths
+        /// may differ. For what one rank writes or shows.
         fn gather_bytes_to(root: usize, bytes: Vec<u8>) -> Option<Vec<Vec<u8>>>;
     }
 
-    // Small values: each rank passes its own, all get the same result. Every call is one small collective.
+    // Small values: each rank passes its own, all get the same result. Every call is one small
+    // collective.
 
     /// Whether `value` is true on any rank: one rank's non-finite gradient makes all skip.
     fn agree_any(&self, label: &str, value: bool) -> Result<bool, ZeroError> {
@@ -126,7 +134,8 @@ pub trait ProcessGroup: Send + Sync + Debug {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::Disagreement`] on all ranks, with this rank's text and the first that differs from it.
+    /// [`ZeroError::Disagreement`] on all ranks, with this rank's text and the first that differs
+    /// from it.
     fn agree_equal(&self, label: &str, text: &str) -> Result<(), ZeroError> {
         let texts = self.gather_bytes(label, text.as_bytes().to_vec())?;
         match texts.iter().position(|other| other != text.as_bytes()) {
@@ -146,8 +155,8 @@ pub trait ProcessGroup: Send + Sync + Debug {
 ///
 /// # Errors
 ///
-/// [`ZeroError::Disagreement`] on all ranks, with the first entry of this rank's list that differs from that of another rank; those of the
-/// group.
+/// [`ZeroError::Disagreement`] on all ranks, with the first entry of this rank's list that differs
+/// from that of another rank; those of the group.
 pub(crate) fn agree_on_entries(
     group: &dyn ProcessGroup,
     label: &str,

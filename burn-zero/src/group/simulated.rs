@@ -9,11 +9,14 @@ use super::{
 };
 use crate::ZeroError;
 
-/// One rank of a group of any size, alone: collectives end at once, and [`traffic`](ProcessGroup::traffic) counts what the rank would send.
+/// One rank of a group of any size, alone: collectives end at once, and
+/// [`traffic`](ProcessGroup::traffic) counts what the rank would send.
 ///
-/// For estimates: on a backend without data the memory and the traffic of a rank do not depend on values, so one rank represents all
-/// (burn-estimate, `docs/out-of-memory.md`). Where ranks compare values, the others have this rank's. Values received from them
-/// have no meaning: they are this rank's own or zeros. Not for [`ZeroStrategy`](crate::ZeroStrategy), whose rank 0 leads the others.
+/// For estimates: on a backend without data the memory and the traffic of a rank do not depend on
+/// values, so one rank represents all (burn-estimate, `docs/out-of-memory.md`). Where ranks compare
+/// values, the others have this rank's. Values received from them have no meaning: they are this
+/// rank's own or zeros. Not for [`ZeroStrategy`](crate::ZeroStrategy), whose rank 0 leads the
+/// others.
 ///
 /// ```
 /// use burn_zero::{ProcessGroup, ReduceOp, SimulatedRank};
@@ -33,7 +36,8 @@ impl SimulatedRank {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::InvalidSetting`] if a group of this size has no such rank; [`ZeroError::Start`] if the system starts no thread.
+    /// [`ZeroError::InvalidSetting`] if a group of this size has no such rank; [`ZeroError::Start`]
+    /// if the system starts no thread.
     pub fn new(rank: usize, world_size: usize) -> Result<Self, ZeroError> {
         ZeroError::require(rank < world_size, "rank", rank, "below the world size")?;
         let deadline = GroupOptions::default().deadline;

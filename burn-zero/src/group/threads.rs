@@ -21,12 +21,14 @@ use super::{
 };
 use crate::ZeroError;
 
-/// The time that the other threads of a lost group have to end; four deadlines if these are shorter.
+/// The time that the other threads of a lost group have to end; four deadlines if these are
+/// shorter.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// A rank that is a thread of this process. A clone is the same rank.
 ///
-/// Ranks read each other's buffers, so that a reduce-scatter reads every buffer once and writes the result once.
+/// Ranks read each other's buffers, so that a reduce-scatter reads every buffer once and writes the
+/// result once.
 #[derive(Clone)]
 pub struct ThreadGroup {
     member: Member,
@@ -46,12 +48,14 @@ impl ProcessGroup for ThreadGroup {
 }
 
 impl ThreadGroup {
-    /// The ranks of a new group, in order, to be moved to threads of your own. These are not watched: a thread that hangs is a fault
-    /// for the other ranks, but a `join` on it waits forever.
+    /// The ranks of a new group, in order, to be moved to threads of your own. These are not
+    /// watched: a thread that hangs is a fault for the other ranks, but a `join` on it waits
+    /// forever.
     ///
     /// # Errors
     ///
-    /// [`ZeroError::InvalidSetting`] for no ranks or an impossible option; [`ZeroError::Start`] if the system starts no thread.
+    /// [`ZeroError::InvalidSetting`] for no ranks or an impossible option; [`ZeroError::Start`] if
+    /// the system starts no thread.
     pub fn new(world_size: usize, options: GroupOptions) -> Result<Vec<Self>, ZeroError> {
         options.check()?;
         ZeroError::require(world_size > 0, "world_size", 0, "at least 1")?;
@@ -72,18 +76,22 @@ impl ThreadGroup {
         (0..world_size).map(join).collect()
     }
 
-    /// Runs `rank` on `world_size` threads, each with its rank, and returns their results in the order of ranks, when all have
-    /// ended. A rank leaves the group when its function returns, even if a clone of the group remains.
+    /// Runs `rank` on `world_size` threads, each with its rank, and returns their results in the
+    /// order of ranks, when all have ended. A rank leaves the group when its function returns, even
+    /// if a clone of the group remains.
     ///
-    /// A thread has a stack of [`MODEL_STACK_BYTES`](burn_decorator::thread::MODEL_STACK_BYTES), 64 MiB, for models that are large by value; the
-    /// environment variable `RUST_MIN_STACK` sets a larger one, in bytes.
+    /// A thread has a stack of [`MODEL_STACK_BYTES`](burn_decorator::thread::MODEL_STACK_BYTES), 64
+    /// MiB, for models that are large by value; the environment variable `RUST_MIN_STACK` sets a
+    /// larger one, in bytes.
     ///
-    /// A thread cannot be ended from outside. If ranks have failed and others do not end, because they hang or still compute, the process
-    /// ends with the fault on stderr: see [`GroupOptions::deadline`].
+    /// A thread cannot be ended from outside. If ranks have failed and others do not end, because
+    /// they hang or still compute, the process ends with the fault on stderr: see
+    /// [`GroupOptions::deadline`].
     ///
     /// # Errors
     ///
-    /// [`GroupFault::PeerPanicked`] if a rank panics: the others' collectives fail with the same at once.
+    /// [`GroupFault::PeerPanicked`] if a rank panics: the others' collectives fail with the same at
+    /// once.
     pub fn spawn<R: Send>(
         world_size: usize,
         options: GroupOptions,
@@ -94,7 +102,8 @@ impl ThreadGroup {
         results.into_iter().collect()
     }
 
-    /// [`spawn`](Self::spawn) of ranks with a task each, the first of them on this thread if `here`.
+    /// [`spawn`](Self::spawn) of ranks with a task each, the first of them on this thread if
+    /// `here`.
     pub(crate) fn run_each<T: Send, R: Send>(
         groups: Vec<Self>,
         tasks: Vec<T>,
@@ -125,15 +134,16 @@ impl ThreadGroup {
         })
     }
 
-    /// Runs a rank on this thread. It leaves the group when it returns; if it panics, the others' collectives fail with its message at
-    /// once.
+    /// Runs a rank on this thread. It leaves the group when it returns; if it panics, the others'
+    /// collectives fail with its message at once.
     fn guard<R>(self, rank: impl FnOnce(Self) -> R) -> Result<R, ZeroError> {
         let Self { member, mailboxes } = self.clone();
         let result = catch_unwind(AssertUnwindSafe(|| rank(self)));
         let queue = member.queue();
         let result = result.map_err(|panic| queue.panicked(panic_message(&*panic)).into());
         mailboxes.tell_all(|state| state.ended[queue.rank] = true);
-        // At stage 3 a graph without a backward pass, which autodiff has not freed, has clones of the group.
+        // At stage 3 a graph without a backward pass, which autodiff has not freed, has clones of
+        // the group.
         queue.leave();
         result
     }
@@ -163,8 +173,8 @@ impl ProcessGroup for SingleRank {
     }
 }
 
-/// The messages between the ranks of one process, and the state of their threads, under one lock, which is held only while a
-/// message is put or taken.
+/// The messages between the ranks of one process, and the state of their threads, under one lock,
+/// which is held only while a message is put or taken.
 pub(super) struct Mailboxes {
     state: Mutex<State>,
     /// By rank: notified when a message for it or the state of the group has changed.
@@ -212,7 +222,8 @@ impl Mailboxes {
         self.ended.notify_all();
     }
 
-    /// Returns when all threads of the group have ended, or ends the process: in bounded time if the group is lost and one of them does not end.
+    /// Returns when all threads of the group have ended, or ends the process: in bounded time if
+    /// the group is lost and one of them does not end.
     fn watch(&self, deadline: Duration) {
         let Some(fault) = self.wait_for_fault() else {
             return;
@@ -223,7 +234,8 @@ impl Mailboxes {
         }
     }
 
-    /// Waits until all threads have ended, and returns `None`, or until one has ended in a lost group.
+    /// Waits until all threads have ended, and returns `None`, or until one has ended in a lost
+    /// group.
     fn wait_for_fault(&self) -> Option<GroupFault> {
         let mut state = self.state.lock();
         while state.ended.contains(&false) {
@@ -235,7 +247,8 @@ impl Mailboxes {
         None
     }
 
-    /// Waits for all threads to end, at most for `limit`. Returns the ranks whose threads still run.
+    /// Waits for all threads to end, at most for `limit`. Returns the ranks whose threads still
+    /// run.
     fn wait_for_ends(&self, limit: Duration) -> Vec<usize> {
         let until = Instant::now() + limit;
         let mut state = self.state.lock();
@@ -284,8 +297,9 @@ impl Mailboxes {
     }
 }
 
-/// How often a rank that waits for a message lets other threads run before it sleeps. A message that is almost there arrives during
-/// these microseconds; to wake a sleeping thread takes tens of them.
+/// How often a rank that waits for a message lets other threads run before it sleeps. A message
+/// that is almost there arrives during these microseconds; to wake a sleeping thread takes tens of
+/// them.
 const YIELDS: usize = 20;
 
 /// The transport by shared memory: ranks read each other's buffers.

@@ -1,6 +1,7 @@
 //! AdamW with its state on the host, as an optimizer of modules.
 //!
-//! While one parameter is updated, the gradients of the next are downloaded and the last one is uploaded:
+//! While one parameter is updated, the gradients of the next are downloaded and the last one is
+//! uploaded:
 //!
 //! ```text
 //! device to host   gradient 1 | gradient 2 | gradient 3 | ..
@@ -26,13 +27,13 @@ use crate::host::{exchanged, is_finite, not_read};
 use crate::state::refuse;
 use crate::{ZeroError, ZeroOptimizerError, raise};
 
-/// AdamW whose moments and f32 master parameters live in host memory and are updated there (ZeRO-Offload, Ren et al., arXiv
-/// 2101.06840; DeepSpeed's `offload_optimizer`).
+/// AdamW whose moments and f32 master parameters live in host memory and are updated there
+/// (ZeRO-Offload, Ren et al., arXiv 2101.06840; DeepSpeed's `offload_optimizer`).
 ///
 /// An `Optimizer` of Burn for any module on any autodiff backend, alone or inside of a
-/// [`ZeroOptimizer`](crate::ZeroOptimizer), where each rank's host holds that rank's shard. Gradients are downloaded and parameters
-/// uploaded in their own types: f32, bf16 or f16. Results are those of [`HostAdamW`](crate::HostAdamW), which are
-/// PyTorch's up to f32 rounding.
+/// [`ZeroOptimizer`](crate::ZeroOptimizer), where each rank's host holds that rank's shard.
+/// Gradients are downloaded and parameters uploaded in their own types: f32, bf16 or f16. Results
+/// are those of [`HostAdamW`](crate::HostAdamW), which are PyTorch's up to f32 rounding.
 ///
 /// ```
 /// use burn::{backend::Autodiff, nn, optim::{GradientsParams, Optimizer}, prelude::*};
@@ -58,32 +59,37 @@ use crate::{ZeroError, ZeroOptimizerError, raise};
 ///
 /// # Clones, and weights changed outside of steps
 ///
-/// Clones share state until one of them steps, which copies it first. A loss scaler that undoes steps
-/// (burn-amp's `Detection::Deferred`) keeps a clone and so costs a copy of the state a step; `Detection::Sync`
-/// does not.
+/// Clones share state until one of them steps, which copies it first. A loss scaler that undoes
+/// steps (burn-amp's `Detection::Deferred`) keeps a clone and so costs a copy of the state a step;
+/// `Detection::Sync` does not.
 ///
-/// Weights that are loaded, clamped or averaged between steps are new leaves of the autodiff graph. The next step downloads them, and
-/// they become the masters, unless the masters round to them. On a backend that does not expose
-/// its leaves (neither `Autodiff` nor with [`Sharded`](crate::Sharded) in it) each step downloads all parameters.
+/// Weights that are loaded, clamped or averaged between steps are new leaves of the autodiff graph.
+/// The next step downloads them, and they become the masters, unless the masters round to them. On
+/// a backend that does not expose its leaves (neither `Autodiff` nor with
+/// [`Sharded`](crate::Sharded) in it) each step downloads all parameters.
 ///
-/// A parameter without gradient in a step is not updated, as in Burn. An infinite or NaN gradient makes the moments non-finite,
-/// as in Burn and PyTorch; a warning in the log names the parameter.
+/// A parameter without gradient in a step is not updated, as in Burn. An infinite or NaN gradient
+/// makes the moments non-finite, as in Burn and PyTorch; a warning in the log names the parameter.
 ///
 /// # Panics
 ///
-/// A step panics with the message of a [`ZeroError`]: [`UnsupportedDtype`](ZeroOptimizerError::UnsupportedDtype),
-/// [`OtherModel`](ZeroOptimizerError::OtherModel), [`InvalidSetting`](ZeroError::InvalidSetting) for a learning rate that is negative or
-/// not finite, before anything has changed; and if the host has no memory for a parameter's state, with the parameter's path. Loading a
-/// record of AMSGrad panics too.
+/// A step panics with the message of a [`ZeroError`]:
+/// [`UnsupportedDtype`](ZeroOptimizerError::UnsupportedDtype),
+/// [`OtherModel`](ZeroOptimizerError::OtherModel), [`InvalidSetting`](ZeroError::InvalidSetting)
+/// for a learning rate that is negative or not finite, before anything has changed; and if the host
+/// has no memory for a parameter's state, with the parameter's path. Loading a record of AMSGrad
+/// panics too.
 ///
 /// # Cost
 ///
-/// 12 bytes of host memory an element, and on a [`Sharded`](crate::Sharded) backend 4 for its gradient. On the device:
-/// during backward three [buckets](OffloadConfig::bucket_elements) of gradients, and during a step
-/// three parameters in transfer (one downloaded, one updated, one uploaded); on other backends all gradients until the step. Backward downloads
-/// each gradient, a step uploads each parameter, and the first step also downloads each; the update of a parameter
-/// overlaps with the transfers of its neighbours. Inside a [`ZeroOptimizer`](crate::ZeroOptimizer) updated shards stay in host memory,
-/// are gathered from there, and are uploaded with those of all ranks.
+/// 12 bytes of host memory an element, and on a [`Sharded`](crate::Sharded) backend 4 for its
+/// gradient. On the device: during backward three [buckets](OffloadConfig::bucket_elements) of
+/// gradients, and during a step three parameters in transfer (one downloaded, one updated, one
+/// uploaded); on other backends all gradients until the step. Backward downloads each gradient, a
+/// step uploads each parameter, and the first step also downloads each; the update of a parameter
+/// overlaps with the transfers of its neighbours. Inside a [`ZeroOptimizer`](crate::ZeroOptimizer)
+/// updated shards stay in host memory, are gathered from there, and are uploaded with those of all
+/// ranks.
 #[derive(Clone)]
 pub struct OffloadedAdamW {
     config: OffloadConfig,
@@ -105,9 +111,11 @@ impl OffloadedAdamW {
         }
     }
 
-    /// Makes the gradients of a model leave the device in its first backward pass; a step does so for the model that it returns.
-    /// To be called on the thread that trains. Has no effect on a backend that is not [`Sharded`](crate::Sharded), nor inside a
-    /// [`ZeroOptimizer`](crate::ZeroOptimizer), whose own [`prepare`](crate::ZeroOptimizer::prepare) does it.
+    /// Makes the gradients of a model leave the device in its first backward pass; a step does so
+    /// for the model that it returns. To be called on the thread that trains. Has no effect on a
+    /// backend that is not [`Sharded`](crate::Sharded), nor inside a
+    /// [`ZeroOptimizer`](crate::ZeroOptimizer), whose own
+    /// [`prepare`](crate::ZeroOptimizer::prepare) does it.
     pub fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(&mut self, module: &M) {
         let bucket_elements = self.config.bucket_elements;
         raise(self.link.attach::<B, M>(module, bucket_elements));

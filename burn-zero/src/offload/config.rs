@@ -12,9 +12,10 @@ use crate::{ZeroError, ZeroSettings};
 pub struct OffloadConfig {
     /// Hyperparameters of AdamW.
     pub adamw: HostAdamWConfig,
-    /// Approximate elements of gradients that leave the device at once during backward, at least 1 (DeepSpeed's
-    /// `reduce_bucket_size`). Default 8,388,608. At most three such buckets are in transfer. Inside a
-    /// [`ZeroOptimizer`](crate::ZeroOptimizer) [`ZeroSettings::bucket_elements`](crate::ZeroSettings::bucket_elements) is used instead.
+    /// Approximate elements of gradients that leave the device at once during backward, at least 1
+    /// (DeepSpeed's `reduce_bucket_size`). Default 8,388,608. At most three such buckets are in
+    /// transfer. Inside a [`ZeroOptimizer`](crate::ZeroOptimizer)
+    /// [`ZeroSettings::bucket_elements`](crate::ZeroSettings::bucket_elements) is used instead.
     pub bucket_elements: usize,
 }
 
@@ -58,11 +59,12 @@ impl OffloadConfig {
     }
 }
 
-/// Configuration of a [`HostAdamW`](super::HostAdamW), under the names of Burn's `AdamWConfig` and with the defaults of
-/// PyTorch's `torch.optim.AdamW`, which differ from Burn's (`epsilon` 1e-5, `weight_decay` 1e-4).
+/// Configuration of a [`HostAdamW`](super::HostAdamW), under the names of Burn's `AdamWConfig` and
+/// with the defaults of PyTorch's `torch.optim.AdamW`, which differ from Burn's (`epsilon` 1e-5,
+/// `weight_decay` 1e-4).
 ///
-/// AMSGrad is not supported: it needs a third moment, a third more memory and traffic. Unknown names, `amsgrad`
-/// among them, are refused when read from a file.
+/// AMSGrad is not supported: it needs a third moment, a third more memory and traffic. Unknown
+/// names, `amsgrad` among them, are refused when read from a file.
 ///
 /// The factors are f64: `1 - 0.999` is 0.001 here, as in PyTorch, where Burn's f32 makes it 0.00099998713.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -74,7 +76,8 @@ pub struct HostAdamWConfig {
     pub beta_2: f64,
     /// Added to the root of the corrected second moment. Default 1e-8.
     pub epsilon: f64,
-    /// Decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101), multiplied with the learning rate. Default 0.01.
+    /// Decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101), multiplied with the
+    /// learning rate. Default 0.01.
     pub weight_decay: f64,
 }
 
@@ -103,8 +106,9 @@ impl Default for HostAdamWConfig {
 ///
 /// # Errors
 ///
-/// [`ZeroError::InvalidSetting`] for what there is not on the host: `amsgrad`, `cautious_weight_decay`, and `grad_clipping`, in place of
-/// which burn-accum's `ClipGlobalNorm` clips by the norm of all gradients.
+/// [`ZeroError::InvalidSetting`] for what there is not on the host: `amsgrad`,
+/// `cautious_weight_decay`, and `grad_clipping`, in place of which burn-accum's `ClipGlobalNorm`
+/// clips by the norm of all gradients.
 impl TryFrom<AdamWConfig> for HostAdamWConfig {
     type Error = ZeroError;
 

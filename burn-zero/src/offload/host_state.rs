@@ -1,4 +1,5 @@
-//! The state of a parameter, and the record, which is that of Burn's AdamW plus the masters of low-precision parameters.
+//! The state of a parameter, and the record, which is that of Burn's AdamW plus the masters of
+//! low-precision parameters.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -77,8 +78,8 @@ pub(super) struct HostState {
 }
 
 impl HostState {
-    /// The state that a step starts from, with a single owner. `value` is required if there is no state on the host, and becomes the
-    /// master if the master does not round to it.
+    /// The state that a step starts from, with a single owner. `value` is required if there is no
+    /// state on the host, and becomes the master if the master does not round to it.
     ///
     /// # Errors
     ///
@@ -200,16 +201,19 @@ fn widened(data: &TensorData) -> Cow<'_, [f32]> {
     }
 }
 
-/// State of an [`OffloadedAdamW`](super::OffloadedAdamW) in host memory; loading and saving do not use the device.
+/// State of an [`OffloadedAdamW`](super::OffloadedAdamW) in host memory; loading and saving do not
+/// use the device.
 ///
-/// Written with named fields (`NamedMpkFileRecorder`, JSON) it is interchangeable with a record of Burn's AdamW: moments and
-/// step counts by parameter. A parameter of a lower precision than f32 also has its `master`, which Burn ignores; if
-/// that is missing, or does not round to the module's weights, the weights become the master.
+/// Written with named fields (`NamedMpkFileRecorder`, JSON) it is interchangeable with a record of
+/// Burn's AdamW: moments and step counts by parameter. A parameter of a lower precision than f32
+/// also has its `master`, which Burn ignores; if that is missing, or does not round to the module's
+/// weights, the weights become the master.
 ///
 /// Every recorder stores moments and masters in f32, also one of half precision, in whose f16
 /// second moments would become 0.
 ///
-/// The record shares the optimizer's state: a step while the record exists copies the states that it changes.
+/// The record shares the optimizer's state: a step while the record exists copies the states that
+/// it changes.
 #[derive(Clone)]
 pub struct OffloadRecord(pub(super) HashMap<ParamId, State>);
 

@@ -1,8 +1,9 @@
 //! Optimizer state in host memory.
 //!
-//! `host_adamw` is AdamW's arithmetic, on slices. `adamw` is the optimizer of modules on top of it, `host_state` a parameter's state and
-//! its record. `adamw` uses `parameters`, which reads and updates the parameters of a module, copies gradients to the host during backward, and
-//! passes shards to a [`ZeroOptimizer`](crate::ZeroOptimizer) around it.
+//! `host_adamw` is AdamW's arithmetic, on slices. `adamw` is the optimizer of modules on top of it,
+//! `host_state` a parameter's state and its record. `adamw` uses `parameters`, which reads and
+//! updates the parameters of a module, copies gradients to the host during backward, and passes
+//! shards to a [`ZeroOptimizer`](crate::ZeroOptimizer) around it.
 
 mod adamw;
 mod config;

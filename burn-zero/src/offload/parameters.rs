@@ -1,11 +1,13 @@
 //! The link between an optimizer on the host and the parameters that it updates.
 //!
-//! As long as only the optimizer changes a parameter, the host's copy differs from the device's in precision only. Loaded, clamped or
-//! averaged weights are another leaf: a parameter whose leaf is not the one that the optimizer made is downloaded.
+//! As long as only the optimizer changes a parameter, the host's copy differs from the device's in
+//! precision only. Loaded, clamped or averaged weights are another leaf: a parameter whose leaf is
+//! not the one that the optimizer made is downloaded.
 //!
-//! Inside a `ZeroOptimizer` an updated shard stays in host memory: it is sent to the other ranks and uploaded with theirs. Shards are
-//! cut anew in each step, so only the `ZeroOptimizer` knows their leaves. Layers between the two (clipping, for example) pass nothing on,
-//! so [`ShardStep`] is a thread-local.
+//! Inside a `ZeroOptimizer` an updated shard stays in host memory: it is sent to the other ranks
+//! and uploaded with theirs. Shards are cut anew in each step, so only the `ZeroOptimizer` knows
+//! their leaves. Layers between the two (clipping, for example) pass nothing on, so [`ShardStep`]
+//! is a thread-local.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -43,7 +45,8 @@ struct ShardStep {
 /// Updated shards in host memory.
 pub(crate) type HostShards = HashMap<ParamId, Arc<TensorData>>;
 
-/// Runs a step on shards, of which `known` have not changed since the last such step. Returns the shards that it updated on the host.
+/// Runs a step on shards, of which `known` have not changed since the last such step. Returns the
+/// shards that it updated on the host.
 pub(crate) fn step_on_shards<R>(
     known: HashSet<ParamId>,
     step: impl FnOnce() -> R,
@@ -90,12 +93,13 @@ impl<I: Backend> StepParameter<I> {
 pub(super) struct HostLink {
     /// The nodes of the leaves that the optimizer made.
     leaves: HashMap<ParamId, u64>,
-    /// Copies gradients to the host during backward. `None` before there is a model, on a backend that is not
-    /// [`Sharded`](crate::Sharded), and inside a `ZeroOptimizer`, which has its own.
+    /// Copies gradients to the host during backward. `None` before there is a model, on a backend
+    /// that is not [`Sharded`](crate::Sharded), and inside a `ZeroOptimizer`, which has its own.
     reducer: Option<Arc<GradientReducer>>,
 }
 
-/// The reducer is of one optimizer: clones on two threads would mix the gradients of their backward passes.
+/// The reducer is of one optimizer: clones on two threads would mix the gradients of their backward
+/// passes.
 impl Clone for HostLink {
     fn clone(&self) -> Self {
         Self {
@@ -106,8 +110,8 @@ impl Clone for HostLink {
 }
 
 impl HostLink {
-    /// The parameters that have gradients, in the order of the module. A tensor that the module holds twice is one
-    /// parameter, under its first path.
+    /// The parameters that have gradients, in the order of the module. A tensor that the module
+    /// holds twice is one parameter, under its first path.
     ///
     /// # Errors
     ///
@@ -123,7 +127,8 @@ impl HostLink {
             if is_frozen_copy::<B>(&trained, id, &tensor) {
                 return;
             }
-            // `GradAdaptor` does not store the number of dimensions. It has a gradient once, which the first path takes.
+            // `GradAdaptor` does not store the number of dimensions. It has a gradient once, which
+            // the first path takes.
             let Some((gradient, device)) = gradients.remove::<B::InnerBackend, 1>(id) else {
                 return;
             };
@@ -149,8 +154,9 @@ impl HostLink {
         Ok(found)
     }
 
-    /// The module with new values of the parameters that have a device in `devices`. `update` gets their ids, after their old values were
-    /// dropped to free the memory. A parameter that the module holds twice stays one leaf.
+    /// The module with new values of the parameters that have a device in `devices`. `update` gets
+    /// their ids, after their old values were dropped to free the memory. A parameter that the
+    /// module holds twice stays one leaf.
     pub(super) fn update<B: AutodiffBackend, M: AutodiffModule<B>>(
         &mut self,
         module: M,
@@ -169,8 +175,8 @@ impl HostLink {
         })
     }
 
-    /// From now on the gradients of the module's parameters are copied to the host in this thread's backward passes, in buckets of this many
-    /// elements. Does nothing inside a `ZeroOptimizer`.
+    /// From now on the gradients of the module's parameters are copied to the host in this thread's
+    /// backward passes, in buckets of this many elements. Does nothing inside a `ZeroOptimizer`.
     ///
     /// # Errors
     ///
@@ -263,7 +269,8 @@ where
     }
 }
 
-/// An updated shard that stays in host memory, as a lazy parameter: it is uploaded only if it is read before the `ZeroOptimizer` takes it.
+/// An updated shard that stays in host memory, as a lazy parameter: it is uploaded only if it is
+/// read before the `ZeroOptimizer` takes it.
 fn leave_on_host<B: AutodiffBackend, const D: usize>(
     id: ParamId,
     data: TensorData,

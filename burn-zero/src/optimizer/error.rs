@@ -22,7 +22,8 @@ pub enum ZeroOptimizerError {
     )]
     NoStrategy,
 
-    /// A model, gradient or state that does not belong to the model that was prepared. The text names it, with both shapes, and what to do.
+    /// A model, gradient or state that does not belong to the model that was prepared. The text
+    /// names it, with both shapes, and what to do.
     #[error("{0}")]
     OtherModel(String),
 
@@ -56,7 +57,8 @@ pub enum ZeroOptimizerError {
         dtype: DType,
     },
 
-    /// A parameter with more dimensions than the shard of a [`Partition::Whole`](crate::Partition::Whole) can have.
+    /// A parameter with more dimensions than the shard of a
+    /// [`Partition::Whole`](crate::Partition::Whole) can have.
     #[error(
         "{path} has {dimensions} dimensions: with `partition: Partition::Whole` the optimizer meets \
          parameters in their shape, and Burn's optimizers keep state of tensors of at most 8; hold it in fewer dimensions and \
@@ -106,7 +108,8 @@ pub enum ZeroOptimizerError {
         kept: DType,
     },
 
-    /// A layer inside the sharded optimizer that decides about whole steps: there it sees one rank's shards.
+    /// A layer inside the sharded optimizer that decides about whole steps: there it sees one
+    /// rank's shards.
     #[error(
         "a {layer} is inside the ZeroOptimizer: put it outside, as in `scaler.wrap(MultiSteps::new(zero, accumulation)?)`"
     )]

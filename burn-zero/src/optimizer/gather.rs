@@ -9,7 +9,8 @@ use crate::group::{HostBuffer, Parts, Pending, ProcessGroup, Split};
 use crate::reduce::{GradientReducer, Layout, StepTag};
 use crate::shard::Bucket;
 
-/// The gather of the shards that the optimizer has updated. One bucket is gathered ahead; there are never two copies of all parameters.
+/// The gather of the shards that the optimizer has updated. One bucket is gathered ahead; there are
+/// never two copies of all parameters.
 pub(super) struct Gather<'a> {
     layout: &'a Layout,
     group: &'a dyn ProcessGroup,
@@ -45,7 +46,8 @@ impl<'a> Gather<'a> {
         }
     }
 
-    /// The new value of a parameter; `None` if it has not changed. To be called in the order of parameters.
+    /// The new value of a parameter; `None` if it has not changed. To be called in the order of
+    /// parameters.
     ///
     /// # Errors
     ///

@@ -13,17 +13,18 @@ use burn_backend::tensor::FloatTensor;
 use crate::offload::HostShards;
 use crate::parameters::NewValue;
 
-/// This rank's shards, in the order of the parameters: a wrapped optimizer is an `Optimizer<ParameterShards<B>, B>`, which Rust infers.
+/// This rank's shards, in the order of the parameters: a wrapped optimizer is an
+/// `Optimizer<ParameterShards<B>, B>`, which Rust infers.
 ///
-/// Each shard has one id for the whole training, the same in every process. The shards exist during a step only; the optimizer
-/// keeps their state by id.
+/// Each shard has one id for the whole training, the same in every process. The shards exist during
+/// a step only; the optimizer keeps their state by id.
 #[derive(Module, Debug)]
 pub struct ParameterShards<B: Backend> {
     shards: Vec<ParameterShard<B>>,
 }
 
-/// An optimizer that a [`ZeroOptimizer`](crate::ZeroOptimizer) can run: every `Optimizer<ParameterShards<B>, B>`. The trait exists for its
-/// compiler message.
+/// An optimizer that a [`ZeroOptimizer`](crate::ZeroOptimizer) can run: every
+/// `Optimizer<ParameterShards<B>, B>`. The trait exists for its compiler message.
 ///
 /// An optimizer that is typed for the model does not implement it:
 ///
@@ -48,7 +49,8 @@ impl<B: AutodiffBackend, O: Optimizer<ParameterShards<B>, B>> ShardOptimizer<B> 
 /// Most dimensions of a shard, as in Burn's records of optimizers.
 pub(super) const MOST_DIMENSIONS: usize = 8;
 
-/// The first bytes of a shard's id spell "zero": `ParamId`s are random 64-bit numbers, these are the same in every process.
+/// The first bytes of a shard's id spell "zero": `ParamId`s are random 64-bit numbers, these are
+/// the same in every process.
 const FIRST_ID: u64 = u64::from_be_bytes(*b"zero\0\0\0\0");
 
 /// The id of the shard of a parameter.
@@ -66,7 +68,8 @@ impl<B: Backend> ParameterShards<B> {
         }
     }
 
-    /// The positions of the parameters and their shards, after a [step on shards](crate::offload::step_on_shards) that left some on the host.
+    /// The positions of the parameters and their shards, after a [step on
+    /// shards](crate::offload::step_on_shards) that left some on the host.
     pub(super) fn into_updated(
         self,
         mut on_host: HostShards,
@@ -98,7 +101,8 @@ impl<B: Backend> ParameterShards<B> {
 /// The variants of a shard, and the functions that match on them.
 macro_rules! shard {
     ($($rank:ident = $dimensions:literal),*) => {
-        /// A shard of a parameter: flat, or a whole parameter in its shape ([`Partition::Whole`](crate::Partition::Whole)).
+        /// A shard of a parameter: flat, or a whole parameter in its shape
+        /// ([`Partition::Whole`](crate::Partition::Whole)).
         #[derive(Module, Debug)]
         pub enum ParameterShard<B: Backend> {
             $($rank(Param<Tensor<B, $dimensions>>)),*

@@ -13,8 +13,8 @@ use crate::reduce::ParameterSpec;
 use crate::{Partition, ZeroOptimizerError};
 use burn_decorator::module::{for_each_float, map_floats};
 
-/// The parameters of a module that require gradients. `ParamId`s are random in each process, so ranks identify parameters by
-/// path.
+/// The parameters of a module that require gradients. `ParamId`s are random in each process, so
+/// ranks identify parameters by path.
 #[derive(Default)]
 pub(crate) struct Parameters {
     pub(crate) list: Vec<ParameterSpec>,
@@ -22,7 +22,8 @@ pub(crate) struct Parameters {
     pub(crate) nodes: Vec<Option<u64>>,
     /// Whether the backend has a [`Sharded`](crate::Sharded) in it, which can hook them.
     pub(crate) are_hooked: bool,
-    /// Position in the list. A tensor that the module holds twice is one parameter, under its first path.
+    /// Position in the list. A tensor that the module holds twice is one parameter, under its first
+    /// path.
     pub(crate) index: HashMap<ParamId, usize>,
     ids: Vec<ParamId>,
     /// The first parameter that is a different leaf at a later path: its position, and that path.
@@ -73,7 +74,8 @@ impl Parameters {
         values
     }
 
-    /// The module with leaves replaced by `each`, which gets a position and the old leaf. A parameter that the module holds twice stays one leaf.
+    /// The module with leaves replaced by `each`, which gets a position and the old leaf. A
+    /// parameter that the module holds twice stays one leaf.
     pub(crate) fn map<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
         module: M,
@@ -108,8 +110,9 @@ impl Parameters {
 
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::UnsupportedDtype`] if collectives do not support a type; [`ZeroOptimizerError::TooManyDimensions`] if a
-    /// parameter has more dimensions than a whole shard can have.
+    /// [`ZeroOptimizerError::UnsupportedDtype`] if collectives do not support a type;
+    /// [`ZeroOptimizerError::TooManyDimensions`] if a parameter has more dimensions than a whole
+    /// shard can have.
     pub(super) fn check(
         &self,
         ranks: usize,
@@ -148,7 +151,8 @@ impl Parameters {
 
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::OtherModel`] if a parameter that the module holds twice is not one leaf.
+    /// [`ZeroOptimizerError::OtherModel`] if a parameter that the module holds twice is not one
+    /// leaf.
     pub(super) fn check_tied(&self) -> Result<(), ZeroOptimizerError> {
         let Some((first, again)) = &self.apart else {
             return Ok(());

@@ -1,4 +1,5 @@
-//! Preparing a model before its first forward: the ranks' models and optimizers are compared, and rank 0's weights broadcast.
+//! Preparing a model before its first forward: the ranks' models and optimizers are compared, and
+//! rank 0's weights broadcast.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::{Arc, Weak};
@@ -24,8 +25,9 @@ use crate::{Memory, ZeroError, ZeroOptimizerError, raise, state};
 use burn_decorator::module::for_each_float;
 
 impl<O> ZeroOptimizer<O> {
-    /// The model with its parameters in the memory that the settings choose. When they are used, they are gathered or uploaded to `device`, or to
-    /// the device they are on now if it is `None`. Those that are not initialised yet are initialised one at a time.
+    /// The model with its parameters in the memory that the settings choose. When they are used,
+    /// they are gathered or uploaded to `device`, or to the device they are on now if it is `None`.
+    /// Those that are not initialised yet are initialised one at a time.
     ///
     /// # Errors
     ///
@@ -60,8 +62,9 @@ impl<O> ZeroOptimizer<O> {
         }
     }
 
-    /// The [`placed`](Self::placed) model with the weights of rank 0, hooked on this thread, which draws random numbers of its rank from now on. Returns the ids of
-    /// its parameters too, in their order.
+    /// The [`placed`](Self::placed) model with the weights of rank 0, hooked on this thread, which
+    /// draws random numbers of its rank from now on. Returns the ids of its parameters too, in
+    /// their order.
     ///
     /// # Errors
     ///
@@ -150,12 +153,14 @@ impl<O> ZeroOptimizer<O> {
     }
 }
 
-/// The module in a box. No caller then holds it by value while others run: a model of many small parameters would fill its thread's stack.
+/// The module in a box. No caller then holds it by value while others run: a model of many small
+/// parameters would fill its thread's stack.
 fn boxed<M, E: Into<ZeroError>>(module: Result<M, E>) -> Result<Box<M>, ZeroError> {
     module.map(Box::new).map_err(Into::into)
 }
 
-/// Whether an optimizer has state of the shards that it has stepped on. State that cannot be split counts too.
+/// Whether an optimizer has state of the shards that it has stepped on. State that cannot be split
+/// counts too.
 fn has_state<B: AutodiffBackend, O: Optimizer<ParameterShards<B>, B>>(
     optimizer: &O,
     layout: &Layout,
@@ -164,8 +169,8 @@ fn has_state<B: AutodiffBackend, O: Optimizer<ParameterShards<B>, B>>(
     split.map_or(true, |(_, tensors)| !tensors.is_empty())
 }
 
-/// From now on this thread hooks the leaves of the model, and takes collective decisions with the ranks of `reducer`. Returns the ids of
-/// the parameters, in their order.
+/// From now on this thread hooks the leaves of the model, and takes collective decisions with the
+/// ranks of `reducer`. Returns the ids of the parameters, in their order.
 pub(crate) fn attach_to<B: AutodiffBackend, M: AutodiffModule<B>>(
     reducer: &Arc<GradientReducer>,
     module: &M,
@@ -195,9 +200,10 @@ impl Ranks for GradientReducer {
     }
 }
 
-/// The module with rank 0's parameters, each in parts in the host memory of the ranks, and gathered when it is used. A rank has one whole
-/// parameter at a time, which is initialised here if it is not yet. Leaves of `known` and of `frozen` stay. Afterwards `frozen` has the
-/// parts of all parameters that are not trained.
+/// The module with rank 0's parameters, each in parts in the host memory of the ranks, and gathered
+/// when it is used. A rank has one whole parameter at a time, which is initialised here if it is
+/// not yet. Leaves of `known` and of `frozen` stay. Afterwards `frozen` has the parts of all
+/// parameters that are not trained.
 ///
 /// # Errors
 ///
@@ -243,9 +249,11 @@ fn in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
     Ok(module)
 }
 
-/// The module with rank 0's parameters, each in parts in the host memory of the ranks, and gathered when it is used. For a Learner of one process a rank
-/// ([`ZeroStrategy::process`](crate::ZeroStrategy::process)) at stage 3, which initialises all parameters of its model before the ranks
-/// prepare it: with the model that this returns, no rank has all parameters. All ranks call it, and a rank initialises one parameter at a time.
+/// The module with rank 0's parameters, each in parts in the host memory of the ranks, and gathered
+/// when it is used. For a Learner of one process a rank
+/// ([`ZeroStrategy::process`](crate::ZeroStrategy::process)) at stage 3, which initialises all
+/// parameters of its model before the ranks prepare it: with the model that this returns, no rank
+/// has all parameters. All ranks call it, and a rank initialises one parameter at a time.
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -267,8 +275,8 @@ fn in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
 ///
 /// # Cost
 ///
-/// A broadcast of each parameter, and when the Learner prepares the model a gather and a broadcast more. Meanwhile a rank holds three times its
-/// part.
+/// A broadcast of each parameter, and when the Learner prepares the model a gather and a broadcast
+/// more. Meanwhile a rank holds three times its part.
 pub fn shard_parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     group: &Arc<dyn ProcessGroup>,
@@ -290,12 +298,13 @@ fn in_parts_of<B: AutodiffBackend>(
     Ok(Parts::of(group, label, whole, buffer_dtype))
 }
 
-/// Rank 0's module on every rank: all its tensors, frozen ones and buffers included, except those whose paths are in `are_there`. Leaves and
-/// running statistics are this rank's own.
+/// Rank 0's module on every rank: all its tensors, frozen ones and buffers included, except those
+/// whose paths are in `are_there`. Leaves and running statistics are this rank's own.
 ///
-/// Mapping running statistics holds a lock that clones on other ranks would wait for. So each rank first gets statistics of its own,
-/// and they are broadcast outside of any mapper. Parameters have no lock: each is broadcast when it is replaced, so that there is
-/// never a second copy of all of them.
+/// Mapping running statistics holds a lock that clones on other ranks would wait for. So each rank
+/// first gets statistics of its own, and they are broadcast outside of any mapper. Parameters have
+/// no lock: each is broadcast when it is replaced, so that there is never a second copy of all of
+/// them.
 ///
 /// # Errors
 ///

@@ -1,7 +1,9 @@
-//! The connection between a strategy and the [`ZeroOptimizer`] inside its Learner: a context on the thread that trains.
+//! The connection between a strategy and the [`ZeroOptimizer`] inside its Learner: a context on the
+//! thread that trains.
 //!
-//! A Learner does not expose its optimizer, nor do wrappers. But a thread is a rank, and both strategy and optimizer run on it. The
-//! strategy sets a [`RankContext`] for the thread and sends [`Message::Ranks`]; the optimizer handles the request in the context.
+//! A Learner does not expose its optimizer, nor do wrappers. But a thread is a rank, and both
+//! strategy and optimizer run on it. The strategy sets a [`RankContext`] for the thread and sends
+//! [`Message::Ranks`]; the optimizer handles the request in the context.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -34,7 +36,8 @@ pub(crate) struct RankContext {
     pub(crate) group: Arc<dyn ProcessGroup>,
     /// The rank's device.
     device: DeviceId,
-    /// The ids of the model's parameters, in the order of the layout; set when an optimizer was prepared.
+    /// The ids of the model's parameters, in the order of the layout; set when an optimizer was
+    /// prepared.
     ids: OnceLock<Vec<ParamId>>,
     /// The strategy's request to the optimizer.
     asked: Mutex<Option<Ask>>,
@@ -42,7 +45,8 @@ pub(crate) struct RankContext {
     answers: Mutex<Vec<Result<(), ZeroError>>>,
     /// On rank 0: the state of all ranks, for the record that is about to be written.
     whole: Mutex<Option<Value>>,
-    /// Whether parameters are gathered when they are used. Such a use is a collective: all ranks use the model, or none.
+    /// Whether parameters are gathered when they are used. Such a use is a collective: all ranks
+    /// use the model, or none.
     gathers_units: AtomicBool,
 }
 
@@ -52,7 +56,8 @@ pub(crate) enum Ask {
     Prepare,
     /// Send this rank's part of the state of all ranks to rank 0, for the next record.
     Record,
-    /// Return a model that rank 0 uses alone: with whole parameters in its host memory, where they are sharded.
+    /// Return a model that rank 0 uses alone: with whole parameters in its host memory, where they
+    /// are sharded.
     Whole,
     /// Put the shards back.
     Sharded,
@@ -81,12 +86,14 @@ impl RankContext {
         with_value(&CONTEXT, self.clone(), train).0
     }
 
-    /// Runs `step`, a step without gradients, in which the optimizer takes the group of this context. The step returns the model on the
-    /// rank's device, with the weights of rank 0, and with leaves and running statistics of its own. All ranks call it.
+    /// Runs `step`, a step without gradients, in which the optimizer takes the group of this
+    /// context. The step returns the model on the rank's device, with the weights of rank 0, and
+    /// with leaves and running statistics of its own. All ranks call it.
     ///
     /// # Errors
     ///
-    /// [`ZeroError::Strategy`] unless the step reaches exactly one optimizer; those of [`ZeroOptimizer::prepare`].
+    /// [`ZeroError::Strategy`] unless the step reaches exactly one optimizer; those of
+    /// [`ZeroOptimizer::prepare`].
     pub(crate) fn prepare(&self, optimizer: &str, step: impl FnOnce()) -> Result<(), ZeroError> {
         match self.ask(Ask::Prepare, step)? {
             1 => Ok(()),
@@ -105,7 +112,8 @@ impl RankContext {
         self.gathers_units.load(Relaxed)
     }
 
-    /// Runs `step`, a step without gradients, with this request, and returns how many optimizers have answered. All ranks call it.
+    /// Runs `step`, a step without gradients, with this request, and returns how many optimizers
+    /// have answered. All ranks call it.
     ///
     /// # Errors
     ///
@@ -120,8 +128,8 @@ impl RankContext {
         Ok(found)
     }
 
-    /// On rank 0: runs `write`, in which Burn may write a record of the gathered state. The other ranks pass `None` and wait until
-    /// it returns, at most for the group's deadline.
+    /// On rank 0: runs `write`, in which Burn may write a record of the gathered state. The other
+    /// ranks pass `None` and wait until it returns, at most for the group's deadline.
     ///
     /// # Errors
     ///
@@ -132,8 +140,9 @@ impl RankContext {
         self.group.barrier("rank 0 has written its record")
     }
 
-    /// The gathered state of all ranks; `None` outside of [`write_record`](Self::write_record). It stays, because a wrapper may make more than
-    /// one record of its optimizer for the one that is written.
+    /// The gathered state of all ranks; `None` outside of [`write_record`](Self::write_record). It
+    /// stays, because a wrapper may make more than one record of its optimizer for the one that is
+    /// written.
     pub(super) fn whole<B: Backend, R: Record<B>>(&self) -> Option<R> {
         let tree = self.whole.lock();
         let device = B::Device::from_id(self.device);
@@ -190,10 +199,12 @@ impl<O> ZeroOptimizer<O> {
         let device = B::Device::from_id(context.device);
         let settings = format!("{:?}", self.settings);
         context.group.agree_equal("settings", &settings)?;
-        // Before the move to the device, so that parameters which are to be in host memory are never all on it.
+        // Before the move to the device, so that parameters which are to be in host memory are
+        // never all on it.
         module = self.placed::<B, M>(module, &context.group, Some(&device))?;
         if context.group.world_size() > 1 {
-            // Before the move to the device: that moves a running statistic in all clones of the model.
+            // Before the move to the device: that moves a running statistic in all clones of the
+            // model.
             module = independent_if_shared::<B, M>(module);
         }
         // Leaves on the device, of the same parts.

@@ -1,7 +1,9 @@
-//! Running statistics: tensors that a forward pass changes and that clones of a module share, behind a lock.
+//! Running statistics: tensors that a forward pass changes and that clones of a module share,
+//! behind a lock.
 //!
-//! Burn's `RunningState`, of which BatchNorm has two, holds its lock while a visitor or a mapper runs on it. So this module makes no
-//! collective while a module is visited or mapped: tensors are collected, broadcast, and then put back.
+//! Burn's `RunningState`, of which BatchNorm has two, holds its lock while a visitor or a mapper
+//! runs on it. So this module makes no collective while a module is visited or mapped: tensors are
+//! collected, broadcast, and then put back.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -31,8 +33,8 @@ pub(super) fn independent_if_shared<B: AutodiffBackend, M: AutodiffModule<B>>(
 pub(crate) struct Statistics(BTreeSet<String>);
 
 impl Statistics {
-    /// Distinguished from frozen parameters by a trial on a copy that nothing else shares: a mapper that changes a clone's running
-    /// statistics changes the module's too.
+    /// Distinguished from frozen parameters by a trial on a copy that nothing else shares: a mapper
+    /// that changes a clone's running statistics changes the module's too.
     pub(crate) fn of<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> Self {
         let copy = M::from_inner(module.valid());
         let frozen = untrained::<B, M>(&copy);
@@ -51,7 +53,8 @@ impl Statistics {
         self.0.contains(path)
     }
 
-    /// Gives the module, and with it all its clones, the running statistics of rank 0. One collective, if there are any.
+    /// Gives the module, and with it all its clones, the running statistics of rank 0. One
+    /// collective, if there are any.
     ///
     /// # Errors
     ///

@@ -1,4 +1,5 @@
-//! A step: reduces gradients, runs the wrapped optimizer on this rank's shards, and gathers the parameters.
+//! A step: reduces gradients, runs the wrapped optimizer on this rank's shards, and gathers the
+//! parameters.
 
 use core::ops::Range;
 use std::collections::{HashMap, HashSet};
@@ -219,7 +220,8 @@ impl<O> ZeroOptimizer<O> {
         self.put::<B, M>(module, shards, on_host)
     }
 
-    /// The module with leaves of these shards. Those of `on_host` have not changed since this rank's optimizer updated them on the host.
+    /// The module with leaves of these shards. Those of `on_host` have not changed since this
+    /// rank's optimizer updated them on the host.
     #[expect(clippy::boxed_local, reason = "a model is large by value")]
     pub(super) fn put<B: AutodiffBackend, M: AutodiffModule<B>>(
         &mut self,
@@ -235,7 +237,8 @@ impl<O> ZeroOptimizer<O> {
         module
     }
 
-    /// Takes over the parameters that something else has set since the last step, if they are sharded. All ranks call it.
+    /// Takes over the parameters that something else has set since the last step, if they are
+    /// sharded. All ranks call it.
     pub(super) fn follow<B, M>(&mut self, module: &M)
     where
         B: AutodiffBackend,
@@ -265,7 +268,8 @@ impl<O> ZeroOptimizer<O> {
         self.prepared.lock().shards = Some(shards);
     }
 
-    /// The module with whole parameters, frozen ones too, in the host memory of rank 0, if they are sharded. All ranks call it.
+    /// The module with whole parameters, frozen ones too, in the host memory of rank 0, if they are
+    /// sharded. All ranks call it.
     ///
     /// # Errors
     ///
@@ -302,8 +306,8 @@ impl<O> ZeroOptimizer<O> {
         module
     }
 
-    /// The module with the new values of parameters that `take` returns, as new leaves. `on_host` are the parameters whose shards this rank's
-    /// optimizer has updated on the host.
+    /// The module with the new values of parameters that `take` returns, as new leaves. `on_host`
+    /// are the parameters whose shards this rank's optimizer has updated on the host.
     #[expect(clippy::boxed_local, reason = "a model is large by value")]
     fn update<B, M>(
         &mut self,
@@ -358,7 +362,8 @@ fn read_shards<I: Backend>(
     Ok(read.collect::<Result<Vec<_>, ZeroError>>()?.into_iter())
 }
 
-/// The parameters whose gradients backward has not reduced. `nodes` are those of their leaves; `reduced` are the exceptions if backward reduces.
+/// The parameters whose gradients backward has not reduced. `nodes` are those of their leaves;
+/// `reduced` are the exceptions if backward reduces.
 fn due(nodes: &[Option<u64>], reduced: Option<HashSet<u64>>) -> Vec<usize> {
     let is_due = |&parameter: &usize| match &reduced {
         None => true,
@@ -367,8 +372,8 @@ fn due(nodes: &[Option<u64>], reduced: Option<HashSet<u64>>) -> Vec<usize> {
     (0..nodes.len()).filter(is_due).collect()
 }
 
-/// Reduces this rank's gradients of the parameters that are `due`, and returns this rank's shards, and the paths of those that
-/// overflowed in the reduction, on any rank.
+/// Reduces this rank's gradients of the parameters that are `due`, and returns this rank's shards,
+/// and the paths of those that overflowed in the reduction, on any rank.
 fn reduce<I: Backend>(
     reducer: &GradientReducer,
     at: StepTag,
@@ -408,7 +413,8 @@ fn reduce<I: Backend>(
     Ok((reduced.collect(), overflowed))
 }
 
-/// This rank's reduced gradients, in the shapes for the wrapped optimizer, and the positions of their parameters.
+/// This rank's reduced gradients, in the shapes for the wrapped optimizer, and the positions of
+/// their parameters.
 ///
 /// # Errors
 ///
@@ -461,8 +467,8 @@ fn cut_one<I: Backend>(layout: &Layout, parameter: usize, value: FloatTensor<I>)
     I::float_reshape(shard, Shape::from(layout.shard_shape(parameter)))
 }
 
-/// The sum of the squares of this rank's shard of the gradient. Stage 0 uses the shard too, though a rank holds the whole gradient, so that
-/// every stage has the same bits.
+/// The sum of the squares of this rank's shard of the gradient. Stage 0 uses the shard too, though
+/// a rank holds the whole gradient, so that every stage has the same bits.
 fn squared_norm<I: Backend>(layout: &Layout, held: &[(usize, FloatTensor<I>)]) -> f64 {
     let own = held
         .iter()

@@ -1,5 +1,5 @@
-//! Trial steps on fixed tensors: checks that an optimizer can be sharded as asked and has the same settings on all ranks, because
-//! training would otherwise be wrong without any error.
+//! Trial steps on fixed tensors: checks that an optimizer can be sharded as asked and has the same
+//! settings on all ranks, because training would otherwise be wrong without any error.
 
 use burn::optim::{GradientsParams, Optimizer};
 use burn::tensor::{Shape, Tensor, TensorData, TensorPrimitive, backend::AutodiffBackend};
@@ -23,7 +23,8 @@ const GRADIENTS: [[f32; 8]; 3] = [
     [7.0, 0.5, -2.0e3, 1.0e3, -3.0, 1.0e-7, -2.0e4, 0.0625],
 ];
 const LR: f64 = 0.1;
-/// Positions of the trial's tensors, above those of parameters, for which the optimizer may have state.
+/// Positions of the trial's tensors, above those of parameters, for which the optimizer may have
+/// state.
 const TRIAL: usize = 1 << 31;
 /// Tolerance for results that differ in the order of sums only: relative to an element, or to 1.
 const EXACT: f32 = 1e-5;
@@ -32,12 +33,14 @@ const ROUNDING: f32 = 1e-6;
 
 /// The trial's tensors, updated by clones of the optimizer, which itself does not change.
 ///
-/// One clone updates the two matrices. Then they are updated in the finest sharding: cut into single elements, or whole with
-/// [`Partition::Whole`], each by a clone of its own if there are other ranks. Both results must agree.
+/// One clone updates the two matrices. Then they are updated in the finest sharding: cut into
+/// single elements, or whole with [`Partition::Whole`], each by a clone of its own if there are
+/// other ranks. Both results must agree.
 ///
 /// # Errors
 ///
-/// [`ZeroOptimizerError::LayerInside`]; [`ZeroOptimizerError::NotShardable`] if the results differ by more than rounding.
+/// [`ZeroOptimizerError::LayerInside`]; [`ZeroOptimizerError::NotShardable`] if the results differ
+/// by more than rounding.
 pub(super) fn run<B, O>(
     optimizer: &O,
     settings: &ZeroSettings,
@@ -92,11 +95,13 @@ const COUPLED: &str = "it updates a tensor in a way that depends on all it meets
                        norm, hand it the norm over all ranks, `let norm = clip.norm();` and `ZeroOptimizer::new(clip, ..)?\
                        .with_norm(move |value| norm.provide(value))`; otherwise it trains without ranks only";
 
-/// Compares the trial's results of all ranks with rank 0's. Ranks whose optimizer was refused call it too.
+/// Compares the trial's results of all ranks with rank 0's. Ranks whose optimizer was refused call
+/// it too.
 ///
 /// # Errors
 ///
-/// Why this rank's optimizer was refused; [`ZeroError::Disagreement`] on all ranks if any differs; those of the group.
+/// Why this rank's optimizer was refused; [`ZeroError::Disagreement`] on all ranks if any differs;
+/// those of the group.
 pub(super) fn agree(
     group: &dyn ProcessGroup,
     own: Result<Vec<f32>, ZeroOptimizerError>,

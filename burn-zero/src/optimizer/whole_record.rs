@@ -1,6 +1,8 @@
-//! The state of all ranks as a record of the whole model, and back: what a `Learner` saves and loads.
+//! The state of all ranks as a record of the whole model, and back: what a `Learner` saves and
+//! loads.
 //!
-//! The record does not depend on the number of ranks and equals that of the wrapped optimizer alone.
+//! The record does not depend on the number of ranks and equals that of the wrapped optimizer
+//! alone.
 
 use std::collections::HashMap;
 
@@ -21,13 +23,15 @@ use crate::state::{
 use crate::{Stage, ZeroError, ZeroOptimizerError, ZeroSettings};
 
 impl<O> ZeroOptimizer<O> {
-    /// The state of all ranks under the ids of the model's parameters, as the tree of a record. All ranks call it; only rank 0 gets the tree.
-    /// Tensors are gathered to rank 0 one by one: every other rank sends its shard once and receives nothing.
+    /// The state of all ranks under the ids of the model's parameters, as the tree of a record. All
+    /// ranks call it; only rank 0 gets the tree. Tensors are gathered to rank 0 one by one: every
+    /// other rank sends its shard once and receives nothing.
     ///
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::NotPrepared`], [`ZeroOptimizerError::State`]; [`ZeroError::Disagreement`] if ranks have different step
-    /// counts for the same parameter; those of the group.
+    /// [`ZeroOptimizerError::NotPrepared`], [`ZeroOptimizerError::State`];
+    /// [`ZeroError::Disagreement`] if ranks have different step counts for the same parameter;
+    /// those of the group.
     pub(in crate::optimizer) fn gather_whole<B>(
         &self,
         ids: &[ParamId],
@@ -69,9 +73,9 @@ impl<O> ZeroOptimizer<O> {
         Ok(Some(tree).filter(|_| self.group.rank() == 0))
     }
 
-    /// Cuts the state of the whole model, which the wrapped optimizer has loaded, to this rank's shards. Costs two copies of the
-    /// whole state in host memory, and one of the shards. State of others of `all` parameters, which are
-    /// not trained now, is left out.
+    /// Cuts the state of the whole model, which the wrapped optimizer has loaded, to this rank's
+    /// shards. Costs two copies of the whole state in host memory, and one of the shards. State of
+    /// others of `all` parameters, which are not trained now, is left out.
     ///
     /// # Errors
     ///

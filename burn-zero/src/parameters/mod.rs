@@ -27,18 +27,22 @@ use crate::host::{floats, not_read, read};
 use crate::optimizer::Statistics;
 use burn_decorator::follow_path;
 
-/// The module with its parameters, trained and frozen, in host memory (DeepSpeed's `offload_param`). The device holds a parameter only while
-/// an operation uses it, in forward and in backward, or is about to: it is uploaded for that operation and dropped after it. So are views and casts
-/// of it that autodiff saves. Losses and gradients have the same bits as without offload.
+/// The module with its parameters, trained and frozen, in host memory (DeepSpeed's
+/// `offload_param`). The device holds a parameter only while an operation uses it, in forward and
+/// in backward, or is about to: it is uploaded for that operation and dropped after it. So are
+/// views and casts of it that autodiff saves. Losses and gradients have the same bits as without
+/// offload.
 ///
-/// The backend needs a [`Remat`](burn_checkpoint::Remat) below autodiff: `Autodiff<Remat<Cuda>>`, or with gradients that leave during backward
-/// `Sharded<Autodiff<Remat<Cuda>>>`.
+/// The backend needs a [`Remat`](burn_checkpoint::Remat) below autodiff: `Autodiff<Remat<Cuda>>`,
+/// or with gradients that leave during backward `Sharded<Autodiff<Remat<Cuda>>>`.
 ///
-/// [`OffloadedAdamW`](crate::OffloadedAdamW) and [`ZeroOptimizer`](crate::ZeroOptimizer) leave a parameter in
-/// host memory if it is there; with [`ZeroSettings::parameters`](crate::ZeroSettings::parameters) a `ZeroOptimizer` puts it there by itself. Burn's
-/// own optimizers return parameters on the device: put them inside of a `ZeroOptimizer`. Clones, `valid()` and `fork` share what is in host
-/// memory; loading a record puts the new values there. `param.val()` can be used as before: each operation on it uploads it, a read takes it
-/// from host memory. Running statistics, integers and booleans stay on the device.
+/// [`OffloadedAdamW`](crate::OffloadedAdamW) and [`ZeroOptimizer`](crate::ZeroOptimizer) leave a
+/// parameter in host memory if it is there; with
+/// [`ZeroSettings::parameters`](crate::ZeroSettings::parameters) a `ZeroOptimizer` puts it there by
+/// itself. Burn's own optimizers return parameters on the device: put them inside of a
+/// `ZeroOptimizer`. Clones, `valid()` and `fork` share what is in host memory; loading a record
+/// puts the new values there. `param.val()` can be used as before: each operation on it uploads it,
+/// a read takes it from host memory. Running statistics, integers and booleans stay on the device.
 ///
 /// ```
 /// use burn::{backend::Autodiff, nn, optim::{GradientsParams, Optimizer}, prelude::*};
@@ -61,8 +65,8 @@ use burn_decorator::follow_path;
 ///
 /// # A model that is larger than the device
 ///
-/// Parameters that are not initialised yet are initialised one at a time, each leaving the device before the next is made. So offload
-/// a model before anything uses it.
+/// Parameters that are not initialised yet are initialised one at a time, each leaving the device
+/// before the next is made. So offload a model before anything uses it.
 ///
 /// # Errors
 ///
@@ -70,17 +74,19 @@ use burn_decorator::follow_path;
 ///
 /// # Cost
 ///
-/// In host memory the bytes of all parameters. A use uploads the parameter: twice for a weight of a layer in a step, once in forward
-/// and once in backward, and once more in a scope that is recomputed. The upload takes the host's
-/// memory without a copy. From the second step on the next one's begins while an operation computes
-/// with this one, so that the device holds two parameters; not under a `MemoryBudget`.
+/// In host memory the bytes of all parameters. A use uploads the parameter: twice for a weight of a
+/// layer in a step, once in forward and once in backward, and once more in a scope that is
+/// recomputed. The upload takes the host's memory without a copy. From the second step on the next
+/// one's begins while an operation computes with this one, so that the device holds two parameters;
+/// not under a `MemoryBudget`.
 pub fn offload_parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
 ) -> Result<M, ZeroOptimizerError> {
     offloaded::<B, M>(module, None)
 }
 
-/// [`offload_parameters`], whose parameters are uploaded to `device`, or to the device they are on now if it is `None`.
+/// [`offload_parameters`], whose parameters are uploaded to `device`, or to the device they are on
+/// now if it is `None`.
 pub(crate) fn offloaded<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     device: Option<&Device<B>>,
@@ -104,9 +110,10 @@ pub(crate) fn refused(error: RematError) -> ZeroOptimizerError {
     ZeroOptimizerError::NoRemat { backend }
 }
 
-/// The module with other leaves of its parameters, trained and frozen, which `make` returns for a path and a value; `None` leaves the
-/// parameter as it is, or as a [`trained_leaf`]. A parameter that is not initialised yet is initialised when it is replaced. A value that is
-/// loaded into a replaced one moves to host memory.
+/// The module with other leaves of its parameters, trained and frozen, which `make` returns for a
+/// path and a value; `None` leaves the parameter as it is, or as a [`trained_leaf`]. A parameter
+/// that is not initialised yet is initialised when it is replaced. A value that is loaded into a
+/// replaced one moves to host memory.
 ///
 /// # Errors
 ///
@@ -122,7 +129,8 @@ pub(crate) fn replace_parameters<B: AutodiffBackend, M: AutodiffModule<B>, E>(
         made: HashMap::new(),
         failed: None,
     };
-    // Running statistics are initialised and untrained, as frozen parameters may be: these follow, when the statistics are known.
+    // Running statistics are initialised and untrained, as frozen parameters may be: these follow,
+    // when the statistics are known.
     let module = module.map(&mut mapper);
     mapper.statistics = Some(Statistics::of::<B, M>(&module));
     let module = module.map(&mut mapper);
@@ -134,7 +142,8 @@ struct Replace<B: Backend, F, E> {
     /// `None` while trained and new parameters are replaced; then the others are.
     statistics: Option<Statistics>,
     make: F,
-    /// The leaves of trained parameters, which a module may hold at several paths. Frozen tensors may share an id and differ.
+    /// The leaves of trained parameters, which a module may hold at several paths. Frozen tensors
+    /// may share an id and differ.
     made: HashMap<ParamId, FloatTensor<B>>,
     failed: Option<E>,
 }
@@ -154,7 +163,8 @@ where
             other => return Param::from_mapped_value(id, Tensor::from_primitive(other), mapper),
         };
         let path = self.path.join(".");
-        // A running statistic may be computed from a leaf too: Burn's `load_record` copies it from one.
+        // A running statistic may be computed from a leaf too: Burn's `load_record` copies it from
+        // one.
         let (is_due, old) = match &self.statistics {
             None if is_new => (true, trained_leaf::<B>(old)),
             None => (B::float_is_require_grad(&old), old),

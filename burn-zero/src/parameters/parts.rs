@@ -1,5 +1,6 @@
-//! A tensor in parts in the host memory of the ranks, gathered whenever an operation uses it. Parameters of stage 3 are stored so until the
-//! optimizer has prepared them, and frozen parameters always.
+//! A tensor in parts in the host memory of the ranks, gathered whenever an operation uses it.
+//! Parameters of stage 3 are stored so until the optimizer has prepared them, and frozen parameters
+//! always.
 
 use core::fmt;
 use core::ops::Range;
@@ -104,8 +105,8 @@ impl Parts {
     }
 }
 
-/// The parts of a module's frozen parameters, by path, and the nodes of the leaves that were made from them. A parameter that something else
-/// has set since is another leaf.
+/// The parts of a module's frozen parameters, by path, and the nodes of the leaves that were made
+/// from them. A parameter that something else has set since is another leaf.
 #[derive(Clone, Default)]
 pub(crate) struct Frozen(BTreeMap<String, (Arc<Parts>, Option<u64>)>);
 
@@ -146,8 +147,8 @@ impl Frozen {
         })
     }
 
-    /// Takes over the parameters that something else has set, which have the same values on all ranks. All ranks call it, as reading such a
-    /// parameter may gather it.
+    /// Takes over the parameters that something else has set, which have the same values on all
+    /// ranks. All ranks call it, as reading such a parameter may gather it.
     pub(crate) fn follow<B: AutodiffBackend, M: AutodiffModule<B>>(&mut self, module: &M) {
         for_each_float(module, |path, _, tensor: FloatTensor<B>| {
             let Some((parts, _)) = self
@@ -170,7 +171,8 @@ impl Frozen {
         });
     }
 
-    /// The module with whole frozen parameters in host memory on rank 0; the module as it is on other ranks. All ranks call it.
+    /// The module with whole frozen parameters in host memory on rank 0; the module as it is on
+    /// other ranks. All ranks call it.
     ///
     /// # Errors
     ///

@@ -1,10 +1,12 @@
-//! Parameters of stage 3: a rank holds its shard of them in host memory, and a unit is gathered when an operation uses one of its
-//! parameters.
+//! Parameters of stage 3: a rank holds its shard of them in host memory, and a unit is gathered
+//! when an operation uses one of its parameters.
 //!
-//! All ranks use units in the same order, because they run the same program: each gather is a collective whose label has the unit and the
-//! step, so that ranks that differ stop with an error that has both labels. A rank holds two gathered units at most, in host memory: the one that was
-//! used last, and the next one by the order of the first step, which is gathered while this one computes. A parameter that steps cast
-//! before they use it, as autocast does, is gathered in the type of the cast: each rank casts its shard of it after the update.
+//! All ranks use units in the same order, because they run the same program: each gather is a
+//! collective whose label has the unit and the step, so that ranks that differ stop with an error
+//! that has both labels. A rank holds two gathered units at most, in host memory: the one that was
+//! used last, and the next one by the order of the first step, which is gathered while this one
+//! computes. A parameter that steps cast before they use it, as autocast does, is gathered in the
+//! type of the cast: each rank casts its shard of it after the update.
 
 use core::fmt;
 use std::collections::HashMap;
@@ -89,7 +91,8 @@ impl ParameterStore {
         &self.units
     }
 
-    /// The module with new leaves, which are gathered from these shards of all ranks when they are used.
+    /// The module with new leaves, which are gathered from these shards of all ranks when they are
+    /// used.
     pub(crate) fn put<B: AutodiffBackend, M: AutodiffModule<B>>(self: &Arc<Self>, module: M) -> M {
         let parameters = Parameters::of::<B, M>(&module);
         parameters.map::<B, M>(module, |parameter, old| {
@@ -97,8 +100,8 @@ impl ParameterStore {
         })
     }
 
-    /// The module with all parameters in the host memory of rank 0; the module as it is on others, which hold one unit at a time. All ranks
-    /// call it.
+    /// The module with all parameters in the host memory of rank 0; the module as it is on others,
+    /// which hold one unit at a time. All ranks call it.
     ///
     /// # Errors
     ///
@@ -159,7 +162,8 @@ impl ParameterStore {
         leaf
     }
 
-    /// Notes that a parameter is cast to this type, and returns whether it is gathered in that type.
+    /// Notes that a parameter is cast to this type, and returns whether it is gathered in that
+    /// type.
     fn has_type(&self, parameter: usize, dtype: DType) -> bool {
         self.units.is_cast(parameter, dtype);
         self.rounded_to(parameter) == Some(dtype)
@@ -171,7 +175,8 @@ impl ParameterStore {
         rounded.get(&parameter).map(|own| own.dtype)
     }
 
-    /// All elements of a parameter, in its own type or in the one in which it is gathered. Panics with the error of the group.
+    /// All elements of a parameter, in its own type or in the one in which it is gathered. Panics
+    /// with the error of the group.
     fn get(&self, parameter: usize, dtype: DType) -> TensorData {
         let unit = self.units.of(parameter);
         let rounded = self.rounded_to(parameter);
@@ -195,7 +200,8 @@ impl ParameterStore {
         if is_new {
             held.next = self.units.next(unit).map(|next| {
                 let [this, ahead] = [unit, next].map(|unit| &self.units.all[unit]);
-                // Another label than that of a gather for a use, so that ranks which have used different units are refused.
+                // Another label than that of a gather for a use, so that ranks which have used
+                // different units are refused.
                 let at = format!("while unit `{}` computes, {}", this.path, self.at);
                 (next, self.start(ahead, true, &at))
             });
@@ -225,7 +231,8 @@ impl ParameterStore {
         self.start(unit, false, &self.at).wait()
     }
 
-    /// Starts to gather a unit: its rounded parameters in the types they are rounded to if `in_low`, else in their own.
+    /// Starts to gather a unit: its rounded parameters in the types they are rounded to if
+    /// `in_low`, else in their own.
     fn start(&self, unit: &Arc<Unit>, in_low: bool, at: &str) -> Pending<Gathered> {
         let low: Rounded = match in_low {
             false => Rounded::new(),
@@ -283,8 +290,8 @@ impl fmt::Debug for ParameterStore {
     }
 }
 
-/// This rank's shards of the module's parameters: those in `known` for leaves that were made from `known`. Other leaves, which have the same
-/// values on all ranks, are read.
+/// This rank's shards of the module's parameters: those in `known` for leaves that were made from
+/// `known`. Other leaves, which have the same values on all ranks, are read.
 pub(crate) fn own_shards<B: AutodiffBackend, M: AutodiffModule<B>>(
     known: Option<&ParameterStore>,
     layout: &Layout,
@@ -296,7 +303,8 @@ pub(crate) fn own_shards<B: AutodiffBackend, M: AutodiffModule<B>>(
         let node = parameters.nodes[parameter];
         match known.and_then(|shards| shards.own(parameter, node)) {
             Some(own) => own.clone(),
-            // The read may be a collective, so a rank without elements of the parameter makes it too.
+            // The read may be a collective, so a rank without elements of the parameter makes it
+            // too.
             None => {
                 let whole = read_floats::<B::InnerBackend>(value);
                 let ranges = layout.shard(parameter).iter();

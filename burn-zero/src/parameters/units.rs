@@ -20,14 +20,16 @@ pub(crate) type Shard = Arc<Vec<f32>>;
 /// All elements of a unit's parameters, by parameter.
 pub(crate) type Gathered = HashMap<usize, TensorData>;
 
-/// Parameters that are gathered together: by default those of a repeated block, such as `blocks.0`, or all that are in none.
+/// Parameters that are gathered together: by default those of a repeated block, such as `blocks.0`,
+/// or all that are in none.
 pub(crate) struct Unit {
     /// By default the path of the block; empty for the unit of all others.
     pub(super) path: String,
     pub(super) parameters: Vec<usize>,
 }
 
-/// This rank's shards of the parameters that are gathered in another type than their own, in that type; by parameter.
+/// This rank's shards of the parameters that are gathered in another type than their own, in that
+/// type; by parameter.
 pub(super) type Rounded = HashMap<usize, Arc<TensorData>>;
 
 /// The type in which a parameter is gathered.
@@ -37,8 +39,8 @@ fn gathered_in(layout: &Layout, rounded: &Rounded, parameter: usize) -> DType {
 }
 
 impl Unit {
-    /// Gathers the unit's parameters from the shards of all ranks, `own` on this one: the `rounded` ones in the types they are rounded to, the
-    /// others in their own. `at` is part of labels.
+    /// Gathers the unit's parameters from the shards of all ranks, `own` on this one: the `rounded`
+    /// ones in the types they are rounded to, the others in their own. `at` is part of labels.
     ///
     /// # Errors
     ///
@@ -171,7 +173,8 @@ impl Units {
         }
     }
 
-    /// Notes that a parameter is used in its own type, without a cast. Uses after the second step are exceptions, such as reads.
+    /// Notes that a parameter is used in its own type, without a cast. Uses after the second step
+    /// are exceptions, such as reads.
     pub(super) fn is_used_whole(&self, parameter: usize) {
         let mut order = self.order.lock();
         if order.steps == 1 {
@@ -185,15 +188,17 @@ impl Units {
     }
 }
 
-/// The order in which the first step used units. The unit that is expected next depends on uses alone, which are the same on all ranks:
-/// each use is a collective, or reads a unit that a collective has gathered.
+/// The order in which the first step used units. The unit that is expected next depends on uses
+/// alone, which are the same on all ranks: each use is a collective, or reads a unit that a
+/// collective has gathered.
 #[derive(Default)]
 struct Order {
     /// Of the first step.
     units: Vec<usize>,
     /// From the second step on.
     expected: UseOrder<usize>,
-    /// By parameter: the type that the first step has cast it to, unless the second step has used it in its own too.
+    /// By parameter: the type that the first step has cast it to, unless the second step has used
+    /// it in its own too.
     types: HashMap<usize, DType>,
     /// Number of steps that have ended.
     steps: usize,

@@ -12,9 +12,11 @@ use super::entry::CHUNK_BYTES;
 /// Name of the manifest in a record's directory.
 pub(super) const MANIFEST: &str = "manifest.json";
 
-/// Name of a record's directory: `000007-step-1200` is the seventh record of its directory, saved after 1200 updates.
+/// Name of a record's directory: `000007-step-1200` is the seventh record of its directory, saved
+/// after 1200 updates.
 ///
-/// The number orders the records in time. The step does not, because a run that resumes from an older record repeats steps.
+/// The number orders the records in time. The step does not, because a run that resumes from an
+/// older record repeats steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct RecordName {
     pub number: u64,
@@ -104,7 +106,8 @@ impl Listing {
     }
 }
 
-/// Logs an operation on the file system, then runs it. Tests crash or delay the operation when they see it in the log.
+/// Logs an operation on the file system, then runs it. Tests crash or delay the operation when they
+/// see it in the log.
 ///
 /// # Errors
 ///
@@ -181,7 +184,8 @@ impl<'a> SyncedFile<'a> {
         Ok(())
     }
 
-    /// Writes a slice. Returns the checksum of each of its chunks, computed while the chunk is in the processor's cache.
+    /// Writes a slice. Returns the checksum of each of its chunks, computed while the chunk is in
+    /// the processor's cache.
     pub fn write_slice(&mut self, bytes: &[u8]) -> Result<Vec<u32>, RecordError> {
         let chunks = bytes.chunks(CHUNK_BYTES);
         let each = chunks.map(|chunk| {

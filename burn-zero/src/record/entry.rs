@@ -69,7 +69,8 @@ impl TensorSpec {
     }
 }
 
-/// A range of a tensor's flat elements in row-major order: the elements that one rank saves or loads.
+/// A range of a tensor's flat elements in row-major order: the elements that one rank saves or
+/// loads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSlice {
     /// The tensor.
@@ -117,8 +118,8 @@ impl<'a> Entry<'a> {
         Self::lazy(slice, || Ok(bytes))
     }
 
-    /// A slice whose bytes are read, for example from a device, when the entry is written. Entries are written one after the
-    /// other, so that there is never a second copy of the state.
+    /// A slice whose bytes are read, for example from a device, when the entry is written. Entries
+    /// are written one after the other, so that there is never a second copy of the state.
     pub fn lazy(
         slice: TensorSlice,
         bytes: impl FnOnce() -> Result<Cow<'a, [u8]>, Failure> + 'a,

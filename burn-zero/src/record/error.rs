@@ -31,7 +31,8 @@ pub enum RecordError {
         /// Number of unfinished records.
         partial: usize,
     },
-    /// A file of the record is missing, is not what was written, or is of another record or version of the format.
+    /// A file of the record is missing, is not what was written, or is of another record or version
+    /// of the format.
     #[error("the record is torn: {} {reason}", .path.display())]
     Torn {
         /// The file.
@@ -39,7 +40,8 @@ pub enum RecordError {
         /// What is wrong, with the lengths, checksums or versions.
         reason: String,
     },
-    /// The record is of another model: it lacks a wanted tensor, has it in another type or shape, or has a further tensor.
+    /// The record is of another model: it lacks a wanted tensor, has it in another type or shape,
+    /// or has a further tensor.
     #[error("{} {reason}", .path.display())]
     OtherModel {
         /// The record.
@@ -48,8 +50,8 @@ pub enum RecordError {
         reason: String,
     },
 
-    /// An entry that cannot be saved or loaded: its range or length is impossible, its elements are on no rank or on two,
-    /// or the caller's code could not provide or receive its bytes.
+    /// An entry that cannot be saved or loaded: its range or length is impossible, its elements are
+    /// on no rank or on two, or the caller's code could not provide or receive its bytes.
     #[error("`{name}` {reason}")]
     Entry {
         /// The entry.

@@ -5,8 +5,9 @@ use serde::{Serialize, de::DeserializeOwned};
 use super::RecordError;
 use crate::ProcessGroup;
 
-/// The values of all ranks, by rank; or an error on every rank if one has failed: on that rank its own, on the others one that names the rank.
-/// Collective: every rank calls it after its work, also after an error.
+/// The values of all ranks, by rank; or an error on every rank if one has failed: on that rank its
+/// own, on the others one that names the rank. Collective: every rank calls it after its work, also
+/// after an error.
 pub(crate) fn share<T: Serialize + DeserializeOwned>(
     group: &dyn ProcessGroup,
     label: &str,

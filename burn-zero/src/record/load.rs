@@ -20,16 +20,19 @@ use crate::group::{BufferDtype, HostBuffer, ProcessGroup};
 
 /// A complete record, opened to read any slices of it.
 ///
-/// Holds the manifest and the mebibyte that was read last of which only a part was wanted. Every byte it returns was verified by its checksum.
+/// Holds the manifest and the mebibyte that was read last of which only a part was wanted. Every
+/// byte it returns was verified by its checksum.
 #[derive(Debug)]
 pub struct ShardedRecord {
     path: PathBuf,
     manifest: Arc<Manifest>,
-    /// The file that was read last, and its rank: a record may have more files than a process may open.
+    /// The file that was read last, and its rank: a record may have more files than a process may
+    /// open.
     file: Option<(usize, File)>,
     /// The ranks whose files have the right header.
     headers: HashSet<usize>,
-    /// The chunk that was read last in part, and where it is once it is verified: rank and place in its file.
+    /// The chunk that was read last in part, and where it is once it is verified: rank and place in
+    /// its file.
     chunk: Vec<u8>,
     verified: Option<(usize, u64)>,
 }
@@ -39,7 +42,8 @@ impl ShardedRecord {
     ///
     /// # Errors
     ///
-    /// [`RecordError::NoRecord`] if there is none; an error that names the file if the record is damaged or of another version.
+    /// [`RecordError::NoRecord`] if there is none; an error that names the file if the record is
+    /// damaged or of another version.
     pub fn open(dir: &Path, step: Option<u64>) -> Result<Self, RecordError> {
         Self::open_record(&dir.join(Listing::locate(dir, step)?.complete()))
     }
@@ -58,8 +62,9 @@ impl ShardedRecord {
         })
     }
 
-    /// The last complete record of `dir`, or the last one of `step`, opened by all ranks; `None` if there is none and no step was
-    /// asked for. Collective: rank 0 chooses, so that all open the same even while another is being saved.
+    /// The last complete record of `dir`, or the last one of `step`, opened by all ranks; `None` if
+    /// there is none and no step was asked for. Collective: rank 0 chooses, so that all open the
+    /// same even while another is being saved.
     ///
     /// # Errors
     ///
@@ -96,12 +101,13 @@ impl ShardedRecord {
         rows.map(|(name, row)| row.spec(name))
     }
 
-    /// The bytes of a slice, little-endian. Reads only the parts of files that contain them, at most a mebibyte more on each
-    /// side of each part, and once the header of each file.
+    /// The bytes of a slice, little-endian. Reads only the parts of files that contain them, at
+    /// most a mebibyte more on each side of each part, and once the header of each file.
     ///
     /// # Errors
     ///
-    /// If the record has no such tensor, or one of another type or shape, or what is in the files is not what was written.
+    /// If the record has no such tensor, or one of another type or shape, or what is in the files
+    /// is not what was written.
     pub fn read(&mut self, wanted: &TensorSlice) -> Result<Vec<u8>, RecordError> {
         let TensorSlice { tensor, range } = wanted;
         self.read_ranges(tensor, core::slice::from_ref(range))
@@ -184,18 +190,21 @@ impl ShardedRecord {
     }
 }
 
-/// Loads slices of the last complete record in `dir`, or of that of `step`: any slices, at any world size, bit for bit what
-/// was saved. Collective: every rank calls it with the slices that it wants, which may overlap those of other ranks.
+/// Loads slices of the last complete record in `dir`, or of that of `step`: any slices, at any
+/// world size, bit for bit what was saved. Collective: every rank calls it with the slices that it
+/// wants, which may overlap those of other ranks.
 ///
-/// `take` is called with the index in `wanted` and the bytes (little-endian) of each slice, one after the other, so that there
-/// is never a second copy of the state. Each rank reads only the parts of files that contain its slices. To
-/// inspect a record before choosing slices, open it with [`ShardedRecord::open_with`]. All ranks must end reading within the group's
-/// deadline of each other.
+/// `take` is called with the index in `wanted` and the bytes (little-endian) of each slice, one
+/// after the other, so that there is never a second copy of the state. Each rank reads only the
+/// parts of files that contain its slices. To inspect a record before choosing slices, open it with
+/// [`ShardedRecord::open_with`]. All ranks must end reading within the group's deadline of each
+/// other.
 ///
 /// # Errors
 ///
-/// On all ranks if on one: [`RecordError::OtherRank`] on those that did not fail themselves. The error for a record that is damaged,
-/// of another version or of another model names the file or the entry; an older record is never loaded instead.
+/// On all ranks if on one: [`RecordError::OtherRank`] on those that did not fail themselves. The
+/// error for a record that is damaged, of another version or of another model names the file or the
+/// entry; an older record is never loaded instead.
 pub fn load_sharded(
     dir: &Path,
     group: &dyn ProcessGroup,
@@ -221,8 +230,8 @@ pub fn load_sharded(
     Ok(record.state().clone())
 }
 
-/// Writes the model of the last complete record in `dir` into the file `out`: whole tensors by their path in the module,
-/// which is what Burn's `SafetensorsStore` reads:
+/// Writes the model of the last complete record in `dir` into the file `out`: whole tensors by
+/// their path in the module, which is what Burn's `SafetensorsStore` reads:
 ///
 /// ```no_run
 /// # use burn::nn::{Linear, LinearConfig};
@@ -235,23 +244,24 @@ pub fn load_sharded(
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// and so does any other program that reads safetensors. An existing file is replaced atomically, when the new one is on the
-/// disk. Costs one read and one write of the model, and a mebibyte of memory. Types are those of the record: [`consolidate_as`] chooses another.
+/// and so does any other program that reads safetensors. An existing file is replaced atomically,
+/// when the new one is on the disk. Costs one read and one write of the model, and a mebibyte of
+/// memory. Types are those of the record: [`consolidate_as`] chooses another.
 ///
-/// The weight of a layer with `LinearLayout::Col` is transposed, as Burn's stores write it; its bytes are in memory twice. A record that was
-/// written before this was so does not say which weights these are: they are written as they are in memory. Other save mappers are not
-/// applied.
+/// The weight of a layer with `LinearLayout::Col` is transposed, as Burn's stores write it; its
+/// bytes are in memory twice. A record that was written before this was so does not say which
+/// weights these are: they are written as they are in memory. Other save mappers are not applied.
 ///
 /// # Errors
 ///
-/// Those of [`ShardedRecord::open`] and [`ShardedRecord::read`], or of the file system; [`RecordError::OtherModel`] if no entry of the record
-/// is in the section `model`.
+/// Those of [`ShardedRecord::open`] and [`ShardedRecord::read`], or of the file system;
+/// [`RecordError::OtherModel`] if no entry of the record is in the section `model`.
 pub fn consolidate(dir: &Path, out: &Path) -> Result<(), RecordError> {
     consolidate_floats(dir, out, None)
 }
 
-/// [`consolidate`] with all floats in one type, rounded to nearest: DeepSpeed's `zero_to_fp32`, and its
-/// `stage3_gather_16bit_weights_on_model_save`. Integers and bools stay.
+/// [`consolidate`] with all floats in one type, rounded to nearest: DeepSpeed's `zero_to_fp32`, and
+/// its `stage3_gather_16bit_weights_on_model_save`. Integers and bools stay.
 ///
 /// # Errors
 ///

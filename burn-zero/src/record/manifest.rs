@@ -1,4 +1,5 @@
-//! The manifest: which file has which elements of which tensor, and the state that is no tensor. Pure values.
+//! The manifest: which file has which elements of which tensor, and the state that is no tensor.
+//! Pure values.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -23,8 +24,8 @@ const VERSION: u32 = 5;
 
 /// What training needs besides tensors, as JSON.
 ///
-/// The same on all ranks: [`save_sharded`](super::save_sharded) refuses it if not. Numbers are loaded bit for bit. JSON has no
-/// NaN and no infinity: `serde_json` writes `null` for them.
+/// The same on all ranks: [`save_sharded`](super::save_sharded) refuses it if not. Numbers are
+/// loaded bit for bit. JSON has no NaN and no infinity: `serde_json` writes `null` for them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainingState {
@@ -33,12 +34,13 @@ pub struct TrainingState {
     /// State of the learning-rate scheduler.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub scheduler: Value,
-    /// All of the optimizer's state that is no tensor, such as step counts: the union of the ranks' trees. The
-    /// [`Recorder`](crate::Recorder) fills it in.
+    /// All of the optimizer's state that is no tensor, such as step counts: the union of the ranks'
+    /// trees. The [`Recorder`](crate::Recorder) fills it in.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub optimizer: Value,
-    /// The names of the matrices that [`consolidate`](crate::consolidate) transposes, as Burn's stores do: weights of layers with
-    /// `LinearLayout::Col`. The [`Recorder`](crate::Recorder) fills it in.
+    /// The names of the matrices that [`consolidate`](crate::consolidate) transposes, as Burn's
+    /// stores do: weights of layers with `LinearLayout::Col`. The [`Recorder`](crate::Recorder)
+    /// fills it in.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub transposed: Vec<String>,
     /// The caller's own state: position in the data, configuration, metrics.
@@ -56,7 +58,8 @@ impl TrainingState {
     }
 }
 
-/// The outermost JSON object. The checksum is that of `manifest` as text, so that state is never read from torn JSON.
+/// The outermost JSON object. The checksum is that of `manifest` as text, so that state is never
+/// read from torn JSON.
 #[derive(Serialize, Deserialize)]
 struct Envelope {
     format: String,
@@ -116,7 +119,8 @@ pub(super) struct SliceRow {
     pub crc32: Vec<u32>,
 }
 
-/// Elements of a slice that are read together: those under one checksum, or some of them. Bytes are counted from the slice's first.
+/// Elements of a slice that are read together: those under one checksum, or some of them. Bytes are
+/// counted from the slice's first.
 pub(super) struct Part<'a> {
     pub slice: &'a SliceRow,
     /// Which of the slice's checksums it is under.
@@ -166,7 +170,8 @@ impl TensorRow {
 }
 
 impl Manifest {
-    /// The manifest of a record from those of its ranks, if each element of each tensor is on exactly one rank.
+    /// The manifest of a record from those of its ranks, if each element of each tensor is on
+    /// exactly one rank.
     pub fn assemble(ranks: Vec<Self>) -> Result<Self, RecordError> {
         let mut ranks = ranks.into_iter();
         let mut manifest = ranks.next().expect("a group has ranks");
@@ -236,7 +241,8 @@ impl Manifest {
         Ok(())
     }
 
-    /// Checks that every element of every tensor is in exactly one slice, and that each slice is in a file.
+    /// Checks that every element of every tensor is in exactly one slice, and that each slice is in
+    /// a file.
     fn check(&self) -> Result<(), RecordError> {
         for (name, row) in &self.tensors {
             let spec = row.spec(name);
@@ -373,8 +379,8 @@ pub(super) fn slice_key(name: &str, range: &Range<usize>) -> String {
     format!("{name}[{}..{}]", range.start, range.end)
 }
 
-/// A safetensors header of contiguous tensors with different names, and the step as metadata: length and text, padded so that the first
-/// tensor is aligned.
+/// A safetensors header of contiguous tensors with different names, and the step as metadata:
+/// length and text, padded so that the first tensor is aligned.
 pub(super) fn header(
     step: u64,
     tensors: impl Iterator<Item = (String, Dtype, Vec<usize>)>,
@@ -409,8 +415,8 @@ fn ranks_differ(
     }
 }
 
-/// The union of the ranks' trees, because each rank has only the parameters of its shard. `Err` has the first two ranks that differ, each with
-/// its value.
+/// The union of the ranks' trees, because each rank has only the parameters of its shard. `Err` has
+/// the first two ranks that differ, each with its value.
 pub(crate) fn unite(trees: Vec<Value>) -> Result<Value, [(usize, Value); 2]> {
     let mut united = Value::Null;
     for (rank, theirs) in trees.iter().enumerate() {

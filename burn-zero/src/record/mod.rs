@@ -1,11 +1,14 @@
-//! Saved training state of all ranks: each rank writes its shard, and any number of ranks reads it back.
+//! Saved training state of all ranks: each rank writes its shard, and any number of ranks reads it
+//! back.
 //!
-//! A *record* is a directory with the state after one step. It holds *tensors*, named `section/path`, each cut into
-//! *slices* of flat elements. A *rank file* is the safetensors file with the slices of one rank; the *manifest* is the JSON file
-//! that lists which slice is in which file. `docs/sharded-records.md` describes the files.
+//! A *record* is a directory with the state after one step. It holds *tensors*, named
+//! `section/path`, each cut into *slices* of flat elements. A *rank file* is the safetensors file
+//! with the slices of one rank; the *manifest* is the JSON file that lists which slice is in which
+//! file. `docs/sharded-records.md` describes the files.
 //!
-//! `save` writes and `load` reads records. `entry` and `manifest` are values, `directory` has names and file-system operations,
-//! `joint` makes an error of one rank an error of all. Each operation of a save is logged before it is made, at the level trace.
+//! `save` writes and `load` reads records. `entry` and `manifest` are values, `directory` has names
+//! and file-system operations, `joint` makes an error of one rank an error of all. Each operation
+//! of a save is logged before it is made, at the level trace.
 
 mod directory;
 mod entry;

@@ -42,17 +42,20 @@ pub struct Saved {
     pub bytes: u64,
 }
 
-/// Saves the state of all ranks as one record in `dir`, a directory of records, made if it does not exist. Collective:
-/// every rank calls it, with the slices that it alone holds and the state that is common to all.
+/// Saves the state of all ranks as one record in `dir`, a directory of records, made if it does not
+/// exist. Collective: every rank calls it, with the slices that it alone holds and the state that
+/// is common to all.
 ///
-/// The record becomes visible when it is complete, before this returns: each rank writes its file into a temporary directory
-/// and syncs it; then rank 0 checks that every element of every tensor is in exactly one file, writes
-/// the manifest and renames the directory. A crash or a full disk before that leaves earlier
-/// records unchanged. Records beyond `keep` are removed afterwards, and all ranks wait for that.
+/// The record becomes visible when it is complete, before this returns: each rank writes its file
+/// into a temporary directory and syncs it; then rank 0 checks that every element of every tensor
+/// is in exactly one file, writes the manifest and renames the directory. A crash or a full disk
+/// before that leaves earlier records unchanged. Records beyond `keep` are removed afterwards, and
+/// all ranks wait for that.
 ///
-/// `entries` are written one after the other; lazy ones need memory for one at a time. State is written as JSON
-/// ([`TrainingState`]). All ranks must end writing within the group's deadline of each other. Only one job may save into a
-/// directory at a time. The directory must be on a file system that all ranks share.
+/// `entries` are written one after the other; lazy ones need memory for one at a time. State is
+/// written as JSON ([`TrainingState`]). All ranks must end writing within the group's deadline of
+/// each other. Only one job may save into a directory at a time. The directory must be on a file
+/// system that all ranks share.
 ///
 /// ```
 /// use burn_zero::record::{Dtype, Entry, Keep, TensorSlice, TensorSpec, TrainingState};
@@ -82,12 +85,14 @@ pub struct Saved {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Costs one write of the rank's bytes and a checksum over them, four collectives of a few bytes an entry, and the disk's
-/// sync. The procedure is that of PyTorch's `torch.distributed.checkpoint` with a file a rank.
+/// Costs one write of the rank's bytes and a checksum over them, four collectives of a few bytes an
+/// entry, and the disk's sync. The procedure is that of PyTorch's `torch.distributed.checkpoint`
+/// with a file a rank.
 ///
 /// # Errors
 ///
-/// On all ranks if on one: [`RecordError::OtherRank`] on those that did not fail themselves. What was written is removed, unless the record was complete already.
+/// On all ranks if on one: [`RecordError::OtherRank`] on those that did not fail themselves. What
+/// was written is removed, unless the record was complete already.
 pub fn save_sharded(
     dir: &Path,
     group: &dyn ProcessGroup,
@@ -113,7 +118,8 @@ pub fn save_sharded(
         share(group, "complete a record", completed)
     });
     if completed.is_err() {
-        // If removal fails, the next save tries again. The other ranks wait for the removal, unless the group is lost.
+        // If removal fails, the next save tries again. The other ranks wait for the removal, unless
+        // the group is lost.
         if is_first {
             remove(&partial);
         }
@@ -186,8 +192,8 @@ fn order(slice: &TensorSlice) -> (Reverse<Dtype>, &str, usize) {
     (Reverse(tensor.dtype), &tensor.name, slice.range.start)
 }
 
-/// Removes unfinished records and makes the directory of a new one, as rank 0. Returns its name, and the earlier complete records,
-/// oldest first.
+/// Removes unfinished records and makes the directory of a new one, as rank 0. Returns its name,
+/// and the earlier complete records, oldest first.
 fn begin(dir: &Path, step: u64) -> Result<(RecordName, Vec<RecordName>), RecordError> {
     make_dirs(dir)?;
     let listing = Listing::read(dir)?;
@@ -202,7 +208,8 @@ fn begin(dir: &Path, step: u64) -> Result<(RecordName, Vec<RecordName>), RecordE
     Ok((name, listing.complete))
 }
 
-/// Writes the manifest of the files, makes the record complete and returns the files' bytes. The record exists from the rename on.
+/// Writes the manifest of the files, makes the record complete and returns the files' bytes. The
+/// record exists from the rename on.
 fn complete(dir: &Path, name: RecordName, tables: Vec<Manifest>) -> Result<u64, RecordError> {
     let partial = dir.join(name.partial());
     let manifest = Manifest::assemble(tables)?;

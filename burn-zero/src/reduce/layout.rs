@@ -29,7 +29,8 @@ impl ParameterSpec {
         self.elements() * self.dtype.size()
     }
 
-    /// The shape of a shard of `elements`: as many dimensions as the parameter has, so that a tensor of its type can hold it.
+    /// The shape of a shard of `elements`: as many dimensions as the parameter has, so that a
+    /// tensor of its type can hold it.
     pub(crate) fn shard_shape(&self, elements: usize) -> Vec<usize> {
         let mut shape = vec![1; self.shape.len()];
         if let Some(last) = shape.last_mut() {
@@ -135,7 +136,8 @@ impl Layout {
         unreachable!("element {element} of parameter {parameter} is in the shard of another rank")
     }
 
-    /// This rank's part of a bucket. `own` returns the rank's elements of a parameter; the part is zeros where it returns `None`.
+    /// This rank's part of a bucket. `own` returns the rank's elements of a parameter; the part is
+    /// zeros where it returns `None`.
     pub(crate) fn own_part<'a>(
         &self,
         bucket: &Bucket,
@@ -164,7 +166,8 @@ impl Layout {
         first.and_then(exchanged).unwrap_or(BufferDtype::F32)
     }
 
-    /// The name of a bucket in labels. The step tag comes before the paths, because long labels are cut at the end.
+    /// The name of a bucket in labels. The step tag comes before the paths, because long labels are
+    /// cut at the end.
     pub(crate) fn bucket_name(&self, number: usize, bucket: &Bucket, at: &StepTag) -> String {
         let parameters = bucket.segments().iter().map(|segment| segment.parameter);
         let ends = [parameters.clone().min(), parameters.max()];
@@ -173,6 +176,7 @@ impl Layout {
     }
 }
 
-/// The backward pass or step that a collective belongs to, such as `step 3, lr 0.1`: part of its label, so that ranks that differ in it stop
-/// with both labels in the error. Costs no additional message.
+/// The backward pass or step that a collective belongs to, such as `step 3, lr 0.1`: part of its
+/// label, so that ranks that differ in it stop with both labels in the error. Costs no additional
+/// message.
 pub(crate) type StepTag = Arc<str>;

@@ -1,4 +1,5 @@
-//! The gradient reducer: collects the gradients of this rank by bucket and submits full buckets as jobs to its group.
+//! The gradient reducer: collects the gradients of this rank by bucket and submits full buckets as
+//! jobs to its group.
 
 use core::fmt;
 use std::collections::{HashSet, VecDeque};
@@ -20,20 +21,24 @@ use crate::host::{floats, not_read};
 use crate::shard::{Bucket, Progress, ReducePlan};
 use crate::{Memory, Stage, ZeroError, ZeroSettings};
 
-/// The reduced gradient of a parameter that any rank has a gradient of; the same on all ranks but for the elements.
+/// The reduced gradient of a parameter that any rank has a gradient of; the same on all ranks but
+/// for the elements.
 #[derive(Debug)]
 pub(crate) struct Reduced {
-    /// This rank's shard of the gradient, or all of it in stage 0, in its [`shard_shape`](super::Parameter::shard_shape): a single 0 if this rank
-    /// holds no elements, so that all ranks see a gradient of the same parameters; all NaN unless it is finite on all ranks.
+    /// This rank's shard of the gradient, or all of it in stage 0, in its
+    /// [`shard_shape`](super::Parameter::shard_shape): a single 0 if this rank holds no elements,
+    /// so that all ranks see a gradient of the same parameters; all NaN unless it is finite on all
+    /// ranks.
     pub(crate) data: TensorData,
     /// Whether it is finite on all ranks.
     pub(crate) is_finite: bool,
 }
 
-/// Submits full buckets to the communication thread in the order of a plan, which is the same on every rank, whatever the order in
-/// which backward completes gradients.
+/// Submits full buckets to the communication thread in the order of a plan, which is the same on
+/// every rank, whatever the order in which backward completes gradients.
 ///
-/// Several reducers may share a group: see [`ZeroOptimizer`](crate::ZeroOptimizer), "What must be the same on all ranks".
+/// Several reducers may share a group: see [`ZeroOptimizer`](crate::ZeroOptimizer), "What must be
+/// the same on all ranks".
 pub(crate) struct GradientReducer {
     /// Reducers of one thread are numbered in the order in which they were made.
     pub(crate) number: u64,
@@ -49,8 +54,8 @@ pub(crate) struct GradientReducer {
     step_plan: Arc<ReducePlan>,
     /// For reductions in backward: the order of rank 0's first backward pass.
     backward_plan: OnceLock<Arc<ReducePlan>>,
-    /// Once backward has reduced gradients for the next step: the nodes of the leaves whose gradients it has not, because they are not
-    /// hooked.
+    /// Once backward has reduced gradients for the next step: the nodes of the leaves whose
+    /// gradients it has not, because they are not hooked.
     not_reduced: Mutex<Option<HashSet<u64>>>,
 }
 
@@ -110,8 +115,8 @@ impl GradientReducer {
         &self.how.tracker
     }
 
-    /// Whether gradients are reduced bucket by bucket during backward (stage 2), rather than in the optimizer's step, once a window of
-    /// micro-batches. With one rank nothing is reduced.
+    /// Whether gradients are reduced bucket by bucket during backward (stage 2), rather than in the
+    /// optimizer's step, once a window of micro-batches. With one rank nothing is reduced.
     pub(crate) fn reduces_in_backward(&self) -> bool {
         self.how.stage.shards_gradients() && self.group.world_size() > 1
     }
@@ -147,19 +152,22 @@ impl GradientReducer {
         self.reduces_in_backward() || self.memory == Memory::Host
     }
 
-    /// Notes that the next step gets this rank's shards of reduced gradients, not gradients of this rank alone.
+    /// Notes that the next step gets this rank's shards of reduced gradients, not gradients of this
+    /// rank alone.
     pub(crate) fn set_reduced(&self) {
         self.not_reduced.lock().get_or_insert_default();
     }
 
-    /// Notes that the gradient of the leaf of this node is of this rank alone, though others are reduced.
+    /// Notes that the gradient of the leaf of this node is of this rank alone, though others are
+    /// reduced.
     pub(crate) fn set_not_reduced(&self, node: u64) {
         if let Some(nodes) = &mut *self.not_reduced.lock() {
             nodes.insert(node);
         }
     }
 
-    /// Clears what [`set_reduced`](Self::set_reduced) has noted, and returns the exceptions if it was noted.
+    /// Clears what [`set_reduced`](Self::set_reduced) has noted, and returns the exceptions if it
+    /// was noted.
     pub(crate) fn take_reduced(&self) -> Option<HashSet<u64>> {
         self.not_reduced.lock().take()
     }
@@ -169,14 +177,16 @@ impl GradientReducer {
         self.not_reduced.lock().clone()
     }
 
-    /// Counts a step of the optimizer, and returns its tag, in which learning rates of different bits have different texts.
+    /// Counts a step of the optimizer, and returns its tag, in which learning rates of different
+    /// bits have different texts.
     pub(crate) fn next_step(&self, lr: f64) -> StepTag {
         let number = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
         format!("step {number}, lr {lr:?}").into()
     }
 
-    /// Starts to collect the gradients of a backward pass, which are reduced in it, or copied to the host for the step. `order` returns
-    /// the parameters that this rank's graph uses, in the expected order of their gradients.
+    /// Starts to collect the gradients of a backward pass, which are reduced in it, or copied to
+    /// the host for the step. `order` returns the parameters that this rank's graph uses, in the
+    /// expected order of their gradients.
     ///
     /// # Errors
     ///
@@ -196,7 +206,8 @@ impl GradientReducer {
         Ok(())
     }
 
-    /// The plan of all backward passes, fixed by the first in which rank 0's graph uses a parameter.
+    /// The plan of all backward passes, fixed by the first in which rank 0's graph uses a
+    /// parameter.
     fn plan_backward(
         &self,
         order: impl FnOnce() -> Vec<usize>,
@@ -218,7 +229,8 @@ impl GradientReducer {
         Ok(self.backward_plan.get_or_init(plan).clone())
     }
 
-    /// Starts to collect the gradients of a step that are reduced in it: those of `parameters`, ascending.
+    /// Starts to collect the gradients of a step that are reduced in it: those of `parameters`,
+    /// ascending.
     pub(crate) fn begin_step(&self, at: StepTag, parameters: &[usize]) {
         let plan = match parameters.len() == self.layout().parameters().len() {
             true => self.step_plan.clone(),
@@ -252,8 +264,8 @@ impl GradientReducer {
         }
     }
 
-    /// Submits a parameter's gradient, or `None` if it has none. Blocks if that fills a bucket while [`GIVEN_BUCKETS`] others are not
-    /// reduced yet.
+    /// Submits a parameter's gradient, or `None` if it has none. Blocks if that fills a bucket
+    /// while [`GIVEN_BUCKETS`] others are not reduced yet.
     pub(crate) fn submit(&self, parameter: usize, gradient: Option<HostRead>) {
         let mut destination = self.destination.lock();
         let bytes = self.layout().parameters()[parameter].bytes();
@@ -265,8 +277,9 @@ impl GradientReducer {
         }
     }
 
-    /// Ends the collection, and returns by parameter the reduced gradients (`None` where no rank has one), or this rank's gradients that
-    /// were copied to the host. Parameters that were not submitted have no gradient on this rank.
+    /// Ends the collection, and returns by parameter the reduced gradients (`None` where no rank
+    /// has one), or this rank's gradients that were copied to the host. Parameters that were not
+    /// submitted have no gradient on this rank.
     ///
     /// # Errors
     ///
@@ -290,8 +303,8 @@ impl fmt::Debug for GradientReducer {
     }
 }
 
-/// Gradients that are copied to the host, and not reduced before the step. The device holds at most two buckets of them and one
-/// gradient.
+/// Gradients that are copied to the host, and not reduced before the step. The device holds at most
+/// two buckets of them and one gradient.
 struct HostCopies {
     /// By parameter.
     gradients: Vec<Option<Tracked>>,
@@ -309,7 +322,8 @@ impl HostCopies {
         }
     }
 
-    /// Keeps a started copy, and waits for the oldest copies while more than two buckets of elements are in transfer.
+    /// Keeps a started copy, and waits for the oldest copies while more than two buckets of
+    /// elements are in transfer.
     fn submit(&mut self, layout: &Layout, parameter: usize, gradient: Option<Tracked>) {
         self.arrived[parameter] = true;
         if gradient.is_none() {
@@ -348,8 +362,8 @@ impl HostCopies {
     }
 }
 
-/// Buckets submitted to the communication thread: one that is sent and one that waits. With the one that backward fills there are
-/// three.
+/// Buckets submitted to the communication thread: one that is sent and one that waits. With the one
+/// that backward fills there are three.
 const GIVEN_BUCKETS: usize = 2;
 
 /// Gradients that are reduced bucket by bucket.
@@ -364,7 +378,8 @@ struct Buckets {
     failed: Option<ZeroError>,
 }
 
-/// A gradient of this rank that is being copied to the host, shared by all buckets that contain elements of it.
+/// A gradient of this rank that is being copied to the host, shared by all buckets that contain
+/// elements of it.
 struct LocalGradient {
     parameter: usize,
     /// The first use waits for the copy.
@@ -450,7 +465,8 @@ impl Sum {
         }
     }
 
-    /// Reduces a bucket whose gradients are all submitted, on the communication thread, and stores its elements.
+    /// Reduces a bucket whose gradients are all submitted, on the communication thread, and stores
+    /// its elements.
     fn add(
         &mut self,
         how: &Reduction,

@@ -61,7 +61,8 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// The parameters' ranges, in the order of their owners, in which they lie in the bucket without gaps.
+    /// The parameters' ranges, in the order of their owners, in which they lie in the bucket
+    /// without gaps.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
@@ -124,7 +125,8 @@ impl ShardMap {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::InvalidSetting`] for no ranks, empty buckets, or more elements than `usize` counts.
+    /// [`ZeroError::InvalidSetting`] for no ranks, empty buckets, or more elements than `usize`
+    /// counts.
     pub fn flat(
         parameters: Vec<Parameter>,
         world_size: usize,
@@ -187,7 +189,8 @@ impl ShardMap {
         Ok(map)
     }
 
-    /// Buckets filled with the elements of `parameters` in this order, each cut into one part an owner, without padding.
+    /// Buckets filled with the elements of `parameters` in this order, each cut into one part an
+    /// owner, without padding.
     pub(crate) fn fill(&self, parameters: impl Iterator<Item = usize>) -> Vec<Bucket> {
         let mut buckets: Vec<Vec<Segment>> = Vec::new();
         let mut filled = self.bucket_elements;
@@ -244,8 +247,8 @@ impl ShardMap {
         self.offsets[self.parameters.len()]
     }
 
-    /// The buckets, in the order of the parameters. During backward gradients may be reduced in other buckets: see
-    /// [`ReducePlan`](super::ReducePlan).
+    /// The buckets, in the order of the parameters. During backward gradients may be reduced in
+    /// other buckets: see [`ReducePlan`](super::ReducePlan).
     pub fn buckets(&self) -> &[Bucket] {
         &self.buckets
     }
@@ -261,7 +264,8 @@ impl ShardMap {
         self.bucket_elements
     }
 
-    /// The elements that a rank owns of each parameter: ranges in their order, adjacent ones merged.
+    /// The elements that a rank owns of each parameter: ranges in their order, adjacent ones
+    /// merged.
     pub fn shard(&self, rank: usize) -> Vec<Vec<Range<usize>>> {
         let of_rank = |owners: &Vec<(usize, Range<usize>)>| {
             let mut shard: Vec<Range<usize>> = Vec::new();
@@ -289,7 +293,8 @@ impl ShardMap {
     }
 }
 
-/// By parameter, its ranges with their owners: each bucket is cut into equal parts. `offsets` are those of [`ShardMap`].
+/// By parameter, its ranges with their owners: each bucket is cut into equal parts. `offsets` are
+/// those of [`ShardMap`].
 fn cuts(
     offsets: &[usize],
     world_size: usize,
@@ -313,8 +318,9 @@ fn cuts(
     offsets.windows(2).map(cut).collect()
 }
 
-/// The owner of each whole parameter: the largest first, each to the rank with the fewest elements (Graham's LPT rule, within 4/3 of
-/// the optimum). Ties are broken by position and by rank, so that all ranks compute the same owners.
+/// The owner of each whole parameter: the largest first, each to the rank with the fewest elements
+/// (Graham's LPT rule, within 4/3 of the optimum). Ties are broken by position and by rank, so that
+/// all ranks compute the same owners.
 fn owners(parameters: &[Parameter], world_size: usize) -> Vec<Vec<(usize, Range<usize>)>> {
     let mut largest_first: Vec<usize> = (0..parameters.len()).collect();
     largest_first.sort_by_key(|&index| (Reverse(parameters[index].elements), index));

@@ -2,11 +2,12 @@
 //!
 //! # Terms
 //!
-//! *Parameters* have a fixed order and a number of *elements* each. They are laid end to end and cut into
-//! *buckets*: a large parameter may span several, a bucket may hold many. Each bucket is cut
-//! into one part a rank. A rank's *shard* is its parts of all buckets. A *segment* is a range of one parameter in a bucket, which one
-//! rank owns. *Padding* is what the flat partition adds behind a bucket's elements to make all ranks' parts
-//! equally long; it belongs to no parameter and is never saved.
+//! *Parameters* have a fixed order and a number of *elements* each. They are laid end to end and
+//! cut into *buckets*: a large parameter may span several, a bucket may hold many. Each bucket is
+//! cut into one part a rank. A rank's *shard* is its parts of all buckets. A *segment* is a range
+//! of one parameter in a bucket, which one rank owns. *Padding* is what the flat partition adds
+//! behind a bucket's elements to make all ranks' parts equally long; it belongs to no parameter and
+//! is never saved.
 //!
 //! # Two partitions
 //!

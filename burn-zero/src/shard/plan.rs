@@ -6,9 +6,9 @@ use super::{Bucket, ShardMap};
 
 /// The buckets of gradients, in the order in which they are reduced: the same on every rank.
 ///
-/// The map decides which rank owns an element; a plan only which gradients share a bucket: those that are complete at about the same
-/// time, so that no bucket waits for a much later gradient. So a plan can change while the map, on which optimizer state and records
-/// depend, must not.
+/// The map decides which rank owns an element; a plan only which gradients share a bucket: those
+/// that are complete at about the same time, so that no bucket waits for a much later gradient. So
+/// a plan can change while the map, on which optimizer state and records depend, must not.
 #[derive(Clone, Debug)]
 pub struct ReducePlan {
     buckets: Vec<Bucket>,
@@ -17,8 +17,8 @@ pub struct ReducePlan {
 }
 
 impl ReducePlan {
-    /// Buckets of the map's size, filled with the parameters of `order`, then with all others from the last to the first. Each
-    /// bucket is cut by owner, without padding.
+    /// Buckets of the map's size, filled with the parameters of `order`, then with all others from
+    /// the last to the first. Each bucket is cut by owner, without padding.
     pub fn in_order(map: &ShardMap, order: &[usize]) -> Self {
         let mut is_placed = vec![false; map.parameters().len()];
         let rest = (0..is_placed.len()).rev();
@@ -58,8 +58,8 @@ impl ReducePlan {
     }
 }
 
-/// Tracks one backward pass and releases the buckets of a [`ReducePlan`] in the order of the plan, whatever the order of the
-/// gradients, because all ranks must reduce them in the same order.
+/// Tracks one backward pass and releases the buckets of a [`ReducePlan`] in the order of the plan,
+/// whatever the order of the gradients, because all ranks must reduce them in the same order.
 #[derive(Clone, Debug)]
 pub struct Progress {
     /// By bucket, the number of parameters that it waits for.
@@ -83,8 +83,8 @@ impl Progress {
         }
     }
 
-    /// Notes a parameter's gradient, which counts once, and returns the buckets that it releases, in the order of
-    /// reduction.
+    /// Notes a parameter's gradient, which counts once, and returns the buckets that it releases,
+    /// in the order of reduction.
     pub fn arrive(&mut self, plan: &ReducePlan, parameter: usize) -> Range<usize> {
         if !core::mem::replace(&mut self.arrived[parameter], true) {
             for &bucket in plan.buckets_of(parameter) {

@@ -6,18 +6,20 @@ use std::sync::Arc;
 use burn::data::dataloader::DataLoader;
 use burn::tensor::backend::Backend;
 
-/// Equally long parts of `items`, one a rank, in order. They overlap if the items do not divide by the ranks: the first part begins with
-/// the data, the last one ends with it, and the others begin evenly between.
+/// Equally long parts of `items`, one a rank, in order. They overlap if the items do not divide by
+/// the ranks: the first part begins with the data, the last one ends with it, and the others begin
+/// evenly between.
 fn parts(items: usize, ranks: usize) -> impl Iterator<Item = Range<usize>> {
     let length = items.div_ceil(ranks);
     let start = move |rank| rank * (items - length) / (ranks - 1).max(1);
     (0..ranks).map(move |rank| start(rank)..start(rank) + length)
 }
 
-/// A loader for each rank. A loader that shuffles does so within each part, as Burn's `split_dataloader`.
+/// A loader for each rank. A loader that shuffles does so within each part, as Burn's
+/// `split_dataloader`.
 ///
-/// Each process makes all parts: a shuffling loader gives each part another order, which must not depend on whether
-/// ranks are threads or processes.
+/// Each process makes all parts: a shuffling loader gives each part another order, which must not
+/// depend on whether ranks are threads or processes.
 pub(super) fn split<B: Backend, O>(
     loader: &Arc<dyn DataLoader<B, O>>,
     ranks: usize,

@@ -97,11 +97,12 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         Ok(())
     }
 
-    /// Validates on all of the data, or until interrupted. In each round every rank that has a batch validates one, and rank 0 gets the
-    /// items in the order of ranks.
+    /// Validates on all of the data, or until interrupted. In each round every rank that has a
+    /// batch validates one, and rank 0 gets the items in the order of ranks.
     ///
-    /// Where parameters are gathered from all ranks when they are used, a rank without a batch computes one item of the data too, so
-    /// that all ranks take part in the gathers, and drops the result.
+    /// Where parameters are gathered from all ranks when they are used, a rank without a batch
+    /// computes one item of the data too, so that all ranks take part in the gathers, and drops the
+    /// result.
     pub(super) fn validate(
         &mut self,
         epochs: &Progress,
@@ -175,11 +176,13 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
                 Some((batch, batches.progress().items_processed))
             })));
         }
-        // The batches of a single rank, assigned round-robin. A loader does not expose the batch size, so the first batch is loaded.
+        // The batches of a single rank, assigned round-robin. A loader does not expose the batch
+        // size, so the first batch is loaded.
         let first = batches.next().map(|_| batches.progress().items_processed);
         let label = "items in a batch to validate on";
         let lengths = self.group.gather_f64(label, first.unwrap_or(0) as f64)?;
-        // The longest, as a loader with workers may deliver the short last batch first on some ranks.
+        // The longest, as a loader with workers may deliver the short last batch first on some
+        // ranks.
         let length = lengths.into_iter().fold(1.0, f64::max) as usize;
         let items = loader.num_items();
         let starts = (rank * length..items).step_by(ranks * length);
@@ -212,11 +215,12 @@ impl<LC: LearningComponentsTypes> Rank0<LC> {
             .process_valid(LearnerEvent::ProcessedItem(item));
     }
 
-    /// Waits until the metrics of all items are logged, because early stopping and the choice of records read the log. Burn may
-    /// decide without the last ones.
+    /// Waits until the metrics of all items are logged, because early stopping and the choice of
+    /// records read the log. Burn may decide without the last ones.
     ///
-    /// The channel to the thread that computes metrics holds one event. So after two further events are accepted, all
-    /// earlier ones have been processed. The events are starts of a validation, which metrics ignore.
+    /// The channel to the thread that computes metrics holds one event. So after two further events
+    /// are accepted, all earlier ones have been processed. The events are starts of a validation,
+    /// which metrics ignore.
     fn settle_metrics(&mut self) {
         for _ in 0..2 {
             self.processor.process_valid(LearnerEvent::Start);

@@ -27,7 +27,8 @@ pub(super) enum Items<T> {
 pub(super) type Format<T> = (fn(T) -> Vec<u8>, fn(&[u8]) -> Result<T, String>);
 
 impl<T> Items<T> {
-    /// One for each rank of this process, in their order: threads without a format, or one rank with a format.
+    /// One for each rank of this process, in their order: threads without a format, or one rank
+    /// with a format.
     pub(super) fn of_ranks(ranks: usize, format: Option<Format<T>>) -> impl Iterator<Item = Self> {
         let queues: Arc<Vec<_>> = Arc::new((0..ranks).map(|_| Mutex::default()).collect());
         (0..ranks).map(move |rank| match format {
@@ -44,7 +45,8 @@ impl<T> Items<T> {
         }
     }
 
-    /// Returns on rank 0 the items of the other ranks, with and in the order of their ranks; on the others nothing. Follows the exchange of statuses.
+    /// Returns on rank 0 the items of the other ranks, with and in the order of their ranks; on the
+    /// others nothing. Follows the exchange of statuses.
     ///
     /// # Errors
     ///
@@ -82,11 +84,12 @@ impl<T> Items<T> {
     }
 }
 
-/// An output of a model that is sent to rank 0's process, which computes the metrics of all ranks: see
-/// [`ZeroStrategy::process`](crate::ZeroStrategy::process).
+/// An output of a model that is sent to rank 0's process, which computes the metrics of all ranks:
+/// see [`ZeroStrategy::process`](crate::ZeroStrategy::process).
 ///
-/// Burn's outputs are such items, sent whole. A [`SummedOutput`](crate::SummedOutput) has 16 bytes, from which loss, accuracy and
-/// perplexity are computed. For one of your own, write what its metrics need:
+/// Burn's outputs are such items, sent whole. A [`SummedOutput`](crate::SummedOutput) has 16 bytes,
+/// from which loss, accuracy and perplexity are computed. For one of your own, write what its
+/// metrics need:
 ///
 /// ```
 /// use burn::train::ItemLazy;

@@ -117,13 +117,15 @@ impl<LC: LearningComponentsTypes + 'static> ZeroStrategy<LC> {
     }
 }
 
-/// Runs the ranks, rank 0 on this thread, where the user's renderer and handles are. A rank that fails aborts the group.
+/// Runs the ranks, rank 0 on this thread, where the user's renderer and handles are. A rank that
+/// fails aborts the group.
 fn run_threads<LC: LearningComponentsTypes + 'static>(
     ranks: Vec<Box<Rank<LC>>>,
     groups: Vec<ThreadGroup>,
 ) -> Vec<Result<Trained<LC>, ZeroError>> {
     let run = |group: ThreadGroup, mut rank: Box<Rank<LC>>| {
-        // Rank 0 takes its first step after collectives of all ranks, so its Learner does not change during the copy.
+        // Rank 0 takes its first step after collectives of all ranks, so its Learner does not
+        // change during the copy.
         if rank.rank_0.is_none() {
             rank.learner = copy_for_rank(|| rank.learner.clone());
         }
@@ -134,7 +136,8 @@ fn run_threads<LC: LearningComponentsTypes + 'static>(
     results.into_iter().map(Result::flatten).collect()
 }
 
-/// The results, or the error of the rank that failed: on the other ranks its failure is a fault of the group.
+/// The results, or the error of the rank that failed: on the other ranks its failure is a fault of
+/// the group.
 fn result_of_all<R>(
     results: Vec<Result<R, ZeroError>>,
     group: &ThreadGroup,

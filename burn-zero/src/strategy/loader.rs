@@ -12,23 +12,27 @@ use parking_lot::RwLock;
 
 use crate::{DistributedSampler, EpochOfRank};
 
-/// A loader of training data that knows how to give a rank its part: for [`ZeroStrategy::with_train_loader`](crate::ZeroStrategy::with_train_loader).
+/// A loader of training data that knows how to give a rank its part: for
+/// [`ZeroStrategy::with_train_loader`](crate::ZeroStrategy::with_train_loader).
 ///
-/// [`SampledLoader`] is one for any dataset. Implement it for a loader of your own that does not follow Burn's `DataLoader::slice`.
+/// [`SampledLoader`] is one for any dataset. Implement it for a loader of your own that does not
+/// follow Burn's `DataLoader::slice`.
 pub trait RankLoader<B: Backend, O>: Send + Sync {
-    /// The loader of a rank, of which each [`iter`](DataLoader::iter) is the next epoch, beginning with the epoch of `first`. All ranks must
-    /// have equally many items.
+    /// The loader of a rank, of which each [`iter`](DataLoader::iter) is the next epoch, beginning
+    /// with the epoch of `first`. All ranks must have equally many items.
     fn of_rank(&self, first: EpochOfRank) -> Arc<dyn DataLoader<B, O>>;
 
-    /// What must be the same on all ranks, such as the order of the items and its seed. Ranks compare it before the first step.
+    /// What must be the same on all ranks, such as the order of the items and its seed. Ranks
+    /// compare it before the first step.
     fn description(&self) -> String;
 }
 
-/// A loader whose epochs are orders of all data, of which each rank reads its part, by a [`DistributedSampler`]. Each
-/// [`iter`](DataLoader::iter) is the next epoch.
+/// A loader whose epochs are orders of all data, of which each rank reads its part, by a
+/// [`DistributedSampler`]. Each [`iter`](DataLoader::iter) is the next epoch.
 ///
-/// It makes a loader of Burn's for a rank's items: give it the function that does. The [`ZeroStrategy`](crate::ZeroStrategy) gets it too, because
-/// Burn's `DataLoader` can only be cut into contiguous parts:
+/// It makes a loader of Burn's for a rank's items: give it the function that does. The
+/// [`ZeroStrategy`](crate::ZeroStrategy) gets it too, because Burn's `DataLoader` can only be cut
+/// into contiguous parts:
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -70,10 +74,12 @@ pub trait RankLoader<B: Backend, O>: Send + Sync {
 /// # }
 /// ```
 ///
-/// The function must not shuffle again: then a rank's batches would not be those of its part in order. With several workers Burn's loader
-/// returns batches as they are ready, so the items of an epoch are the same and their order is not.
+/// The function must not shuffle again: then a rank's batches would not be those of its part in
+/// order. With several workers Burn's loader returns batches as they are ready, so the items of an
+/// epoch are the same and their order is not.
 ///
-/// In a loop of your own, `train.of_rank(EpochOfRank { epoch: 1, rank, ranks })` is the rank's loader.
+/// In a loop of your own, `train.of_rank(EpochOfRank { epoch: 1, rank, ranks })` is the rank's
+/// loader.
 pub struct SampledLoader<B: Backend, I, O> {
     sampler: DistributedSampler,
     dataset: Arc<dyn Dataset<I>>,
@@ -112,7 +118,8 @@ impl<I: Send + Sync> Dataset<I> for EpochItems<I> {
 }
 
 impl<B: Backend, I: Send + Sync + 'static, O: 'static> SampledLoader<B, I, O> {
-    /// A loader of all items, whose first epoch is 1. `build` makes Burn's loader of the items that it is given.
+    /// A loader of all items, whose first epoch is 1. `build` makes Burn's loader of the items that
+    /// it is given.
     pub fn new<D, F>(sampler: DistributedSampler, dataset: D, build: F) -> Arc<Self>
     where
         D: Dataset<I> + 'static,
@@ -126,8 +133,8 @@ impl<B: Backend, I: Send + Sync + 'static, O: 'static> SampledLoader<B, I, O> {
         Self::of(sampler, Arc::new(dataset), Arc::new(build), all)
     }
 
-    /// The same loader whose next epoch is `epoch`, for a training that is resumed without a [`ZeroStrategy`](crate::ZeroStrategy), which
-    /// begins with the right one by itself.
+    /// The same loader whose next epoch is `epoch`, for a training that is resumed without a
+    /// [`ZeroStrategy`](crate::ZeroStrategy), which begins with the right one by itself.
     pub fn from_epoch(&self, epoch: usize) -> Arc<Self> {
         let first = EpochOfRank {
             epoch,

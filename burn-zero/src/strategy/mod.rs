@@ -1,7 +1,8 @@
 //! Training in Burn's `Learner` with several ranks.
 //!
-//! `launch.rs` starts the ranks; `rank.rs` is the loop over epochs that each rank runs, with the training and the validation of `epoch.rs`. `data.rs`
-//! cuts the data, or `loader.rs` samples it, `items.rs` sends items to rank 0 for the metrics.
+//! `launch.rs` starts the ranks; `rank.rs` is the loop over epochs that each rank runs, with the
+//! training and the validation of `epoch.rs`. `data.rs` cuts the data, or `loader.rs` samples it,
+//! `items.rs` sends items to rank 0 for the metrics.
 
 mod data;
 mod epoch;
@@ -41,10 +42,12 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 
 /// Burn's training with ranks: threads of this program, or one process a rank.
 ///
-/// Two lines change in a program that trains with a Learner: the optimizer, and the strategy. Model, `TrainStep`, loaders and
-/// metrics stay. The optimizer is made without the types of the model, `.init()`, for the `ZeroOptimizer` runs it on
-/// [`ParameterShards`](crate::ParameterShards). At stage 3 of several ranks rank 0 has the trained model, whole, in its host's memory; on
-/// other processes its parameters cannot be read. A Learner initialises its whole model: where that does not fit the device, give it
+/// Two lines change in a program that trains with a Learner: the optimizer, and the strategy.
+/// Model, `TrainStep`, loaders and metrics stay. The optimizer is made without the types of the
+/// model, `.init()`, for the `ZeroOptimizer` runs it on
+/// [`ParameterShards`](crate::ParameterShards). At stage 3 of several ranks rank 0 has the trained
+/// model, whole, in its host's memory; on other processes its parameters cannot be read. A Learner
+/// initialises its whole model: where that does not fit the device, give it
 /// [`offload_parameters`](crate::offload_parameters)`::<B, _>(model)?`, or between processes
 /// [`shard_parameters`](crate::shard_parameters)`(model, &group)?`.
 ///
@@ -81,65 +84,79 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 /// # }
 /// ```
 ///
-/// Under `mpirun -n 4 program` the strategy is `ZeroStrategy::process(Arc::new(MpiGroup::init()?))`, and every process runs all of
-/// the program; those that are not rank 0 [stay silent](SilentRenderer).
+/// Under `mpirun -n 4 program` the strategy is
+/// `ZeroStrategy::process(Arc::new(MpiGroup::init()?))`, and every process runs all of the program;
+/// those that are not rank 0 [stay silent](SilentRenderer).
 ///
-/// With one rank it is Burn's training on one device, bit for bit: model, metrics, records, validation, events, resuming, early
-/// stopping, interrupter. The only difference: early stopping and the choice of records wait for the metrics of an epoch's last
-/// items; Burn may decide before.
+/// With one rank it is Burn's training on one device, bit for bit: model, metrics, records,
+/// validation, events, resuming, early stopping, interrupter. The only difference: early stopping
+/// and the choice of records wait for the metrics of an epoch's last items; Burn may decide before.
 ///
 /// # Data
 ///
-/// The batch of the loaders is per rank. With a [`SampledLoader`] ([`with_train_loader`](Self::with_train_loader)) each epoch is a new order of all data,
-/// the same at any number of ranks, of which each rank reads its part, and a resumed training goes on with it: PyTorch's `DistributedSampler`.
-/// Any other loader is cut by `DataLoader::slice`: each rank trains on one of equally long contiguous parts in all epochs, and a loader that shuffles
-/// does so within each part. Where the data does not divide by the ranks, some items, fewer than there are ranks, are trained on twice an epoch.
-/// An epoch ends when the first rank has no more batches. The scheduler is stepped once a step, of which an epoch has `1 / N` as many as with one rank.
+/// The batch of the loaders is per rank. With a [`SampledLoader`]
+/// ([`with_train_loader`](Self::with_train_loader)) each epoch is a new order of all data, the same
+/// at any number of ranks, of which each rank reads its part, and a resumed training goes on with
+/// it: PyTorch's `DistributedSampler`. Any other loader is cut by `DataLoader::slice`: each rank
+/// trains on one of equally long contiguous parts in all epochs, and a loader that shuffles does so
+/// within each part. Where the data does not divide by the ranks, some items, fewer than there are
+/// ranks, are trained on twice an epoch. An epoch ends when the first rank has no more batches. The
+/// scheduler is stepped once a step, of which an epoch has `1 / N` as many as with one rank.
 ///
-/// Each rank validates every `N`th of the batches that one rank alone would; their size is that of the first batch, which a loader with several
-/// workers may cut short. Rank 0 computes all metrics, of the items of all ranks in the same
-/// order, so that they are those of one rank to the last bit. Threads hand items over as they are, and processes as bytes: there the
-/// outputs of the model must be [`RankItem`]s. Burn's are sent whole, with their logits; a [`SummedOutput`] has 16 bytes.
+/// Each rank validates every `N`th of the batches that one rank alone would; their size is that of
+/// the first batch, which a loader with several workers may cut short. Rank 0 computes all metrics,
+/// of the items of all ranks in the same order, so that they are those of one rank to the last bit.
+/// Threads hand items over as they are, and processes as bytes: there the outputs of the model must
+/// be [`RankItem`]s. Burn's are sent whole, with their logits; a [`SummedOutput`] has 16 bytes.
 ///
 /// # Decisions
 ///
-/// Rank 0 renders, logs, computes metrics, writes records and decides on early stopping. One interrupted rank interrupts all, after the
-/// same step, with its reason. The learning rates of all ranks are compared in each step.
+/// Rank 0 renders, logs, computes metrics, writes records and decides on early stopping. One
+/// interrupted rank interrupts all, after the same step, with its reason. The learning rates of all
+/// ranks are compared in each step.
 ///
 /// # Records
 ///
-/// Records are Burn's, of the whole model and its optimizer's whole state, written by rank 0, which gathers the state tensor by tensor at the end
-/// of each epoch.
-/// They are interchangeable between any numbers of ranks and training without ranks. Each rank reads them whole; if that is too much, use
-/// [`save_sharded`](crate::save_sharded) in a loop of your own. State of wrappers is rank 0's. Burn's records contain no generator: dropout
-/// draws other numbers after a resumption, unless the loader seeds the backend at the start of each epoch.
+/// Records are Burn's, of the whole model and its optimizer's whole state, written by rank 0, which
+/// gathers the state tensor by tensor at the end of each epoch. They are interchangeable between
+/// any numbers of ranks and training without ranks. Each rank reads them whole; if that is too
+/// much, use [`save_sharded`](crate::save_sharded) in a loop of your own. State of wrappers is rank
+/// 0's. Burn's records contain no generator: dropout draws other numbers after a resumption, unless
+/// the loader seeds the backend at the start of each epoch.
 ///
-/// Burn writes in the background. Where a rank that is a thread has failed and the process must end, the files that are being written are finished
-/// first.
+/// Burn writes in the background. Where a rank that is a thread has failed and the process must
+/// end, the files that are being written are finished first.
 ///
 /// # Wrappers
 ///
-/// A loss scaler and an accumulation of gradients wrap the `ZeroOptimizer`; clipping is inside it. Ranks that are threads train copies of the
-/// Learner, each with loss scales, counters and running statistics of its own; the user's handles are those of rank 0. Wrappers of one's own
-/// that share state between clones follow [`burn_decorator::ranks`]. At the end of an epoch all ranks get the running statistics of rank 0, and an
-/// open accumulation window is applied with its true weights, before validation and record.
+/// A loss scaler and an accumulation of gradients wrap the `ZeroOptimizer`; clipping is inside it.
+/// Ranks that are threads train copies of the Learner, each with loss scales, counters and running
+/// statistics of its own; the user's handles are those of rank 0. Wrappers of one's own that share
+/// state between clones follow [`burn_decorator::ranks`]. At the end of an epoch all ranks get the
+/// running statistics of rank 0, and an open accumulation window is applied with its true weights,
+/// before validation and record.
 ///
-/// The strategy sends messages to the optimizer, as steps without gradients ([`burn_decorator::message`]): one before the first step, one at
-/// the end of an epoch, and one for a record. A custom `TrainStep::optimize` is called with them too.
+/// The strategy sends messages to the optimizer, as steps without gradients
+/// ([`burn_decorator::message`]): one before the first step, one at the end of an epoch, and one
+/// for a record. A custom `TrainStep::optimize` is called with them too.
 ///
 /// # Cost
 ///
-/// With any number of ranks a record takes the whole optimizer's state once more on rank 0's device, at the end of each epoch, also if the
-/// checkpointer then writes none. One rank has no other cost. With `N`, beside the [`ZeroOptimizer`](crate::ZeroOptimizer)'s: one small collective a step, the status of each rank in
-/// some hundred bytes of JSON; between processes a second, in which each sends a batch's outputs to rank 0 (none with
-/// [`with_train_metrics_of_rank_0`](Self::with_train_metrics_of_rank_0)); for a record each rank's part
-/// of the optimizer's state, to rank 0; running statistics once an epoch. Burn's Learner keeps the old parameters during a step, with any
-/// strategy, which doubles the bytes of parameters.
+/// With any number of ranks a record takes the whole optimizer's state once more on rank 0's
+/// device, at the end of each epoch, also if the checkpointer then writes none. One rank has no
+/// other cost. With `N`, beside the [`ZeroOptimizer`](crate::ZeroOptimizer)'s: one small collective
+/// a step, the status of each rank in some hundred bytes of JSON; between processes a second, in
+/// which each sends a batch's outputs to rank 0 (none with
+/// [`with_train_metrics_of_rank_0`](Self::with_train_metrics_of_rank_0)); for a record each rank's
+/// part of the optimizer's state, to rank 0; running statistics once an epoch. Burn's Learner keeps
+/// the old parameters during a step, with any strategy, which doubles the bytes of parameters.
 ///
 /// # Panics
 ///
-/// Before the first step with the message of a [`ZeroError`](crate::ZeroError). A rank that panics ends all ranks, with its message: at once if they wait for it. A thread cannot be
-/// ended from outside: if one hangs, the process ends with the message on stderr; see [`GroupOptions::deadline`].
+/// Before the first step with the message of a [`ZeroError`](crate::ZeroError). A rank that panics
+/// ends all ranks, with its message: at once if they wait for it. A thread cannot be ended from
+/// outside: if one hangs, the process ends with the message on stderr; see
+/// [`GroupOptions::deadline`].
 pub struct ZeroStrategy<LC: LearningComponentsTypes> {
     ranks: Ranks,
     devices: Option<Vec<Device<TrainingBackend<LC>>>>,
@@ -166,7 +183,8 @@ enum Ranks {
 }
 
 impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
-    /// `world_size` ranks, each a thread. All compute on the model's device unless set by [`with_devices`](Self::with_devices).
+    /// `world_size` ranks, each a thread. All compute on the model's device unless set by
+    /// [`with_devices`](Self::with_devices).
     pub fn threads(world_size: usize) -> Self {
         let options = GroupOptions::default();
         Self {
@@ -181,8 +199,9 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
 
     /// One rank, which is this process; the group's others are processes that run the same program.
     ///
-    /// It computes on the device of the Learner's model unless [`with_devices`](Self::with_devices) sets another. Where a machine has several
-    /// GPUs, the default device is the first of them in every process: [`group::local_rank`](crate::group::local_rank()) numbers the processes.
+    /// It computes on the device of the Learner's model unless [`with_devices`](Self::with_devices)
+    /// sets another. Where a machine has several GPUs, the default device is the first of them in
+    /// every process: [`group::local_rank`](crate::group::local_rank()) numbers the processes.
     ///
     /// ```text
     /// let device = CudaDevice::new(group::local_rank().unwrap_or(0));
@@ -211,8 +230,9 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
         self
     }
 
-    /// The training data, of which each rank reads the part that the loader gives it, in an order of its own for each epoch: a [`SampledLoader`], or
-    /// one of your own. It takes the place of the loader that `SupervisedTraining::new` was given; give it the same one.
+    /// The training data, of which each rank reads the part that the loader gives it, in an order
+    /// of its own for each epoch: a [`SampledLoader`], or one of your own. It takes the place of
+    /// the loader that `SupervisedTraining::new` was given; give it the same one.
     #[must_use]
     pub fn with_train_loader<L>(mut self, loader: Arc<L>) -> Self
     where
@@ -222,8 +242,9 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
         self
     }
 
-    /// Computes the metrics of training from rank 0's batches alone, so that no output is sent in training: for processes whose model has
-    /// outputs with logits that cannot be [`SummedOutput`]s. Those of validation are of all ranks in any case.
+    /// Computes the metrics of training from rank 0's batches alone, so that no output is sent in
+    /// training: for processes whose model has outputs with logits that cannot be
+    /// [`SummedOutput`]s. Those of validation are of all ranks in any case.
     #[must_use]
     pub fn with_train_metrics_of_rank_0(mut self) -> Self {
         self.train_metrics = TrainMetrics::Rank0;
@@ -319,8 +340,8 @@ impl<LC: LearningComponentsTypes + 'static> From<ZeroStrategy<LC>> for TrainingS
     }
 }
 
-/// Shows nothing. Burn makes its own renderer, which takes over the terminal, before it calls a strategy: so set this one in processes other
-/// than rank 0.
+/// Shows nothing. Burn makes its own renderer, which takes over the terminal, before it calls a
+/// strategy: so set this one in processes other than rank 0.
 ///
 /// ```no_run
 /// # use burn::train::{LearningComponentsTypes, SupervisedTraining};

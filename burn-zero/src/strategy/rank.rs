@@ -110,7 +110,8 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         context.ask(Ask::Whole, step).map(drop)
     }
 
-    /// Checks that the ranks' trainings agree. Returns the number of items of all ranks in an epoch.
+    /// Checks that the ranks' trainings agree. Returns the number of items of all ranks in an
+    /// epoch.
     fn check(&self) -> Result<usize, ZeroError> {
         let (train, valid) = (self.train.num_items(), self.valid.num_items());
         let text = format!(
@@ -152,7 +153,8 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         reason.is_some()
     }
 
-    /// Lets rank 0 write a record, if it has a checkpointer, whose strategy decides whether one is due.
+    /// Lets rank 0 write a record, if it has a checkpointer, whose strategy decides whether one is
+    /// due.
     fn save(&mut self, epoch: usize, context: &RankContext) -> Result<(), ZeroError> {
         let (learner, store) = (&mut self.learner, &self.run.store);
         let own = self.rank_0.as_ref();
@@ -203,8 +205,9 @@ impl StepStatus {
     }
 }
 
-/// Burn's checkpointer, which writes records in the background. Before the process ends because of a fault, files that are being written are finished, so that none is cut off
-/// and no complete one is deleted for an incomplete one.
+/// Burn's checkpointer, which writes records in the background. Before the process ends because of
+/// a fault, files that are being written are finished, so that none is cut off and no complete one
+/// is deleted for an incomplete one.
 pub(super) struct Checkpoints<LC: LearningComponentsTypes> {
     checkpointer: Arc<Mutex<Option<LearningCheckpointer<LC>>>>,
     /// Called before the process ends, for as long as this is alive.
@@ -224,7 +227,8 @@ impl<LC: LearningComponentsTypes + 'static> Checkpoints<LC> {
         }
     }
 
-    /// Writes the records of an epoch, if the user's strategy wants them, and deletes old ones. Returns while they are written.
+    /// Writes the records of an epoch, if the user's strategy wants them, and deletes old ones.
+    /// Returns while they are written.
     pub(super) fn write(&self, learner: &Learner<LC>, epoch: usize, store: &EventStoreClient) {
         if let Some(checkpointer) = &mut *self.checkpointer.lock() {
             checkpointer.checkpoint(learner, epoch, store);

@@ -7,11 +7,13 @@ use burn::train::{ClassificationOutput, ItemLazy, SequenceOutput};
 
 use super::items::RankItem;
 
-/// What Burn's metrics of loss, accuracy and perplexity need of a batch, added up on the rank that computed it: 16 bytes between processes,
-/// where logits are four bytes for each class of each prediction.
+/// What Burn's metrics of loss, accuracy and perplexity need of a batch, added up on the rank that
+/// computed it: 16 bytes between processes, where logits are four bytes for each class of each
+/// prediction.
 ///
-/// As the `Output` of a `TrainStep` and an `InferenceStep`, in place of Burn's `ClassificationOutput` or `SequenceOutput`, from which it is
-/// made. Loss and accuracy are the same bits, perplexity is the same to f32 rounding:
+/// As the `Output` of a `TrainStep` and an `InferenceStep`, in place of Burn's
+/// `ClassificationOutput` or `SequenceOutput`, from which it is made. Loss and accuracy are the
+/// same bits, perplexity is the same to f32 rounding:
 ///
 /// ```
 /// use burn::prelude::*;
@@ -33,17 +35,20 @@ use super::items::RankItem;
 /// }
 /// ```
 ///
-/// A metric that needs each prediction, such as top-k accuracy or AUROC, needs Burn's outputs, or a [`RankItem`] of your own.
+/// A metric that needs each prediction, such as top-k accuracy or AUROC, needs Burn's outputs, or a
+/// [`RankItem`] of your own.
 #[derive(Clone, Debug)]
 pub struct SummedOutput<B: Backend> {
     /// `[1]`
     loss: Tensor<B, 1>,
-    /// `[3]`: predictions that count, those of them that are right, and the sum of the logarithms of the probabilities of their targets.
+    /// `[3]`: predictions that count, those of them that are right, and the sum of the logarithms
+    /// of the probabilities of their targets.
     sums: Tensor<B, 1>,
 }
 
 impl<B: Backend> SummedOutput<B> {
-    /// Of the loss of a batch, as it is shown, its logits (`[predictions, classes]`), and the classes that they should predict.
+    /// Of the loss of a batch, as it is shown, its logits (`[predictions, classes]`), and the
+    /// classes that they should predict.
     ///
     /// Costs a log-softmax of the logits, as Burn's perplexity does on rank 0.
     pub fn new(loss: Tensor<B, 1>, logits: Tensor<B, 2>, targets: Tensor<B, 1, Int>) -> Self {
@@ -160,7 +165,8 @@ impl<B: Backend> RankItem for SummedOutput<B> {
     }
 }
 
-// As many predictions of two classes, which have the same accuracy and the same perplexity: Burn's metrics take no sums.
+// As many predictions of two classes, which have the same accuracy and the same perplexity: Burn's
+// metrics take no sums.
 
 impl<B: Backend> Adaptor<LossInput<B>> for BatchSums {
     fn adapt(&self) -> LossInput<B> {

@@ -135,7 +135,8 @@ fn parameters_in_host_memory_come_and_go() {
         offload_optimizer: Memory::Host,
         ..config
     };
-    // With the optimizer on the host nothing stays on the device: two parameters are in use, three gradients on their way.
+    // With the optimizer on the host nothing stays on the device: two parameters are in use, three
+    // gradients on their way.
     let offloaded = estimate(&model, &offloaded, 1);
     assert_eq!(offloaded.peak_device_bytes(), (2 + 3) * 4000);
     assert_eq!(offloaded.kept_host_bytes(), (4 + 12 + 4) * P);

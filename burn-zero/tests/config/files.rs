@@ -1,6 +1,7 @@
-//! What DeepSpeed's users write, a feature a file, and for each whether it loads or why not. The features are those of the files in
-//! deepspeedai/DeepSpeedExamples, huggingface/accelerate and huggingface/transformers. What the sections of precision, optimizer and schedule
-//! say is for the program: see `examples/tests/gpt/deepspeed.rs`.
+//! What DeepSpeed's users write, a feature a file, and for each whether it loads or why not. The
+//! features are those of the files in deepspeedai/DeepSpeedExamples, huggingface/accelerate and
+//! huggingface/transformers. What the sections of precision, optimizer and schedule say is for the
+//! program: see `examples/tests/gpt/deepspeed.rs`.
 
 use std::fs;
 use std::path::Path;

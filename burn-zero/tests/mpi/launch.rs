@@ -27,7 +27,8 @@ pub fn run(ranks: usize, program: &str) -> Ended {
     run_after(ranks, program, "", LONGEST)
 }
 
-/// Runs a program of `ranks` processes, each started by a shell that runs `commands` first, such as `ulimit`; at most so long.
+/// Runs a program of `ranks` processes, each started by a shell that runs `commands` first, such as
+/// `ulimit`; at most so long.
 pub fn run_after(ranks: usize, program: &str, commands: &str, longest: Duration) -> Ended {
     let start = Instant::now();
     let launcher = env::var("MPIRUN").unwrap_or_else(|_| "mpirun".to_owned());

@@ -1,7 +1,8 @@
-//! What ranks that are processes promise: each test starts this program again under the launcher, as many times as it
-//! has ranks, with the name of a program of `programs`.
+//! What ranks that are processes promise: each test starts this program again under the launcher,
+//! as many times as it has ranks, with the name of a program of `programs`.
 //!
-//! `MPIRUN` names the launcher, `mpirun` by default. An argument selects tests by a part of their name.
+//! `MPIRUN` names the launcher, `mpirun` by default. An argument selects tests by a part of their
+//! name.
 
 #[path = "../strategy/carried.rs"]
 mod carried;

@@ -231,7 +231,8 @@ fn stopped() {
     );
 }
 
-/// The first rank has something to do that takes longer than the deadline, and is no concern of the others.
+/// The first rank has something to do that takes longer than the deadline, and is no concern of the
+/// others.
 fn afterwards() {
     let group = hasty();
     group.barrier("the end").unwrap();

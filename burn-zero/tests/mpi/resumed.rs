@@ -1,4 +1,5 @@
-//! A training with dropout and overflows on processes, broken off and resumed: its end is that of one without a break.
+//! A training with dropout and overflows on processes, broken off and resumed: its end is that of
+//! one without a break.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,8 +26,8 @@ const SAVE_EVERY: u64 = 5;
 /// Steps at which the loss of one rank is infinite.
 const OVERFLOWS: [u64; 4] = [3, 17, 31, 52];
 
-/// `STEP WHICH DIR`: trains from the last record in a directory up to a step, with the generator seeded as at the record if `WHICH`
-/// is `restored`.
+/// `STEP WHICH DIR`: trains from the last record in a directory up to a step, with the generator
+/// seeded as at the record if `WHICH` is `restored`.
 pub fn until(group: MpiGroup, arguments: &str) {
     let arguments: Vec<_> = arguments.splitn(3, ' ').collect();
     let until = arguments[0].parse().unwrap();
@@ -60,7 +61,8 @@ fn train(
             .unwrap(),
     };
     let (mut run, found) = recorder.load::<Mixed, _, _, _>(dir, None, run)?;
-    // At each record the generator of each rank starts anew, from a seed in the record, so that a resumed training draws the same.
+    // At each record the generator of each rank starts anew, from a seed in the record, so that a
+    // resumed training draws the same.
     let seed = |state: &TrainingState| {
         let seed = state.user["seed"].as_u64().expect("a seed");
         Mixed::seed(&device, seed + rank as u64);
@@ -89,7 +91,8 @@ fn train(
     Ok(parameters(&run.model))
 }
 
-/// Runs it up to each of the steps, one job after the other; the weights at the end, the same on all ranks.
+/// Runs it up to each of the steps, one job after the other; the weights at the end, the same on
+/// all ranks.
 fn jobs(dir: &Path, which: &str, steps: &[u64]) -> String {
     let mut last = String::new();
     for step in steps {

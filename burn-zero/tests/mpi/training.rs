@@ -144,7 +144,8 @@ pub fn save_until_killed(group: MpiGroup, arguments: &str) {
     }
 }
 
-/// Loads the last record of one directory, or trains a little if there is none, and saves into another.
+/// Loads the last record of one directory, or trains a little if there is none, and saves into
+/// another.
 pub fn carry(group: MpiGroup, arguments: &str) {
     let (from, to) = arguments.split_once(' ').unwrap();
     let (run, recorder) = build::<B>(Arc::new(group), Stage::Gradients).unwrap();
@@ -190,7 +191,8 @@ pub fn weights_after(ranks: usize, steps: u64) -> Vec<Vec<f32>> {
     })
 }
 
-/// A rank that kills itself in its second step, when it has given some buckets to its group, and others are to come.
+/// A rank that kills itself in its second step, when it has given some buckets to its group, and
+/// others are to come.
 #[derive(Debug)]
 struct KillsItself {
     inner: MpiGroup,

@@ -30,8 +30,8 @@ impl<B: Backend> ModuleMapper<B> for Halve {
     }
 }
 
-/// The parameters after changed ones were trained on, and after a step at a learning rate of 0, which shows the moments to be the
-/// same.
+/// The parameters after changed ones were trained on, and after a step at a learning rate of 0,
+/// which shows the moments to be the same.
 fn changed<O: Optimizer<Net<B>, B>>(mut optimizer: O, low: DType) -> Vec<Vec<f32>> {
     let model = train(&mut optimizer, Net::new(low), 0..4);
     let model = model.map(&mut Halve);
@@ -64,8 +64,8 @@ impl<B: Backend> ModuleMapper<B> for SwapRows {
     }
 }
 
-/// Weights of whole numbers, whose sums are exact, after their rows were exchanged and a step at a learning rate of 0: expected are
-/// the exchanged rows.
+/// Weights of whole numbers, whose sums are exact, after their rows were exchanged and a step at a
+/// learning rate of 0: expected are the exchanged rows.
 fn swapped<B: AutodiffBackend, O: Optimizer<Tied<B>, B>>(mut optimizer: O, dtype: DType) {
     let device = Default::default();
     let rows = Tensor::<B, 1, Int>::arange(0..9, &device).float();
@@ -112,7 +112,8 @@ impl<B: Backend> ModuleMapper<B> for Again {
 
 #[test]
 fn without_a_change_nothing_but_gradients_goes_to_the_host() {
-    // A master ahead of its parameter stays ahead: other leaves of the same weights change nothing either.
+    // A master ahead of its parameter stays ahead: other leaves of the same weights change nothing
+    // either.
     let run = |again: bool| {
         let mut optimizer = config().init().unwrap();
         let mut model = Net::new(DType::BF16);

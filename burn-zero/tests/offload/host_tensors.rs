@@ -54,8 +54,9 @@ fn matrix(values: &[f32]) -> TensorData {
     TensorData::new(values.to_vec(), [values.len() / 3, 3])
 }
 
-/// Clears the lowest bits of an f32. Flex casts through f64 with a conversion that ignores the lowest three bits, so that a value
-/// just above the middle of two is rounded down. On the host it is rounded to nearest, as by `half` and by GPUs.
+/// Clears the lowest bits of an f32. Flex casts through f64 with a conversion that ignores the
+/// lowest three bits, so that a value just above the middle of two is rounded down. On the host it
+/// is rounded to nearest, as by `half` and by GPUs.
 fn without_lowest_bits(x: f32) -> f32 {
     f32::from_bits(x.to_bits() & !7)
 }

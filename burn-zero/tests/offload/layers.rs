@@ -1,4 +1,5 @@
-//! Under a loss scaler and over micro-batches: a step that is skipped leaves the host bit for bit as it was.
+//! Under a loss scaler and over micro-batches: a step that is skipped leaves the host bit for bit
+//! as it was.
 
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::prelude::*;

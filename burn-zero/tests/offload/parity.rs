@@ -58,8 +58,8 @@ fn fifty_steps_are_those_of_burns_adamw() {
     let mut optimizer = config().init().unwrap();
     let model = train(&mut optimizer, Net::new(DType::F32), 0..50);
     let distance = distance(&parameters(&burns), &parameters(&model));
-    // Burn's 1 - beta_2^t is of f32 powers, 3e-5 / t off: over 50 steps of 0.01 that is 1e-6, and the roundings of both come to as
-    // much.
+    // Burn's 1 - beta_2^t is of f32 powers, 3e-5 / t off: over 50 steps of 0.01 that is 1e-6, and
+    // the roundings of both come to as much.
     assert!(distance <= 4e-6, "{distance}");
     assert_eq!(optimizer.elements(), 9 * 13 + 7 + 2 * 5 * 3);
 }

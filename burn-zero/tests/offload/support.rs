@@ -18,7 +18,8 @@ use values_of::values;
 
 pub type B = Autodiff<Flex>;
 
-/// Parameters of several shapes and types, one that has no gradient in odd steps, one that never has any.
+/// Parameters of several shapes and types, one that has no gradient in odd steps, one that never
+/// has any.
 #[derive(Module, Debug)]
 pub struct Net<B: Backend> {
     pub matrix: Param<Tensor<B, 2>>,

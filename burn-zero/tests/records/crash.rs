@@ -1,4 +1,5 @@
-//! Writers that are killed at random points, and disks that are full, leave the last complete record usable.
+//! Writers that are killed at random points, and disks that are full, leave the last complete
+//! record usable.
 
 use std::env;
 use std::fs;

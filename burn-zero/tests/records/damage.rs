@@ -49,7 +49,8 @@ fn every_byte_is_verified() {
     assert_eq!(files, 3);
 }
 
-/// One change of a file: where, in millionths of its length, how many bytes there are taken out, and what is put in.
+/// One change of a file: where, in millionths of its length, how many bytes there are taken out,
+/// and what is put in.
 #[derive(Clone, Debug)]
 struct Damage {
     file: usize,

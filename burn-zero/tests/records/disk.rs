@@ -1,4 +1,5 @@
-//! A save that crashes before any of its operations on the file system, or whose operations fail. The log shows them.
+//! A save that crashes before any of its operations on the file system, or whose operations fail.
+//! The log shows them.
 
 use std::cell::{Cell, RefCell};
 use std::fs;
@@ -122,7 +123,8 @@ fn renamed(path: &Path) -> PathBuf {
     path.with_file_name(complete.map_or_else(|| format!(".{name}.partial"), str::to_owned))
 }
 
-/// Saves, and crashes before operation number `until`: then there is no result. Returns also the changes not synced by then.
+/// Saves, and crashes before operation number `until`: then there is no result. Returns also the
+/// changes not synced by then.
 fn save_until(dir: &Path, until: usize) -> (Option<Result<Saved, RecordError>>, Vec<Volatile>) {
     let volatile = Rc::new(RefCell::new(Vec::<Volatile>::new()));
     let (all, left) = (volatile.clone(), Cell::new(until));
@@ -164,8 +166,8 @@ fn save_until(dir: &Path, until: usize) -> (Option<Result<Saved, RecordError>>, 
     (saved, volatile)
 }
 
-/// A save stops at each of its operations: killed, or by a loss of power that undoes all changes that were not synced, or only the
-/// content of files.
+/// A save stops at each of its operations: killed, or by a loss of power that undoes all changes
+/// that were not synced, or only the content of files.
 #[test]
 fn every_operation_may_be_the_last() {
     let lost: [fn(&Volatile) -> bool; 3] = [

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use super::*;
 
-/// What rank 1 makes of its entries, and what then is said on the ranks 0, 1 and 2: each at the end of its error.
+/// What rank 1 makes of its entries, and what then is said on the ranks 0, 1 and 2: each at the end
+/// of its error.
 type BadRank = (fn(&mut Vec<Entry>), [&'static str; 3]);
 
 #[test]

@@ -1,4 +1,5 @@
-//! Laws of records: what is loaded is what was saved, at any number of ranks, whatever happens in between.
+//! Laws of records: what is loaded is what was saved, at any number of ranks, whatever happens in
+//! between.
 
 mod burn;
 mod crash;

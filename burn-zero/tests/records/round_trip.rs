@@ -60,7 +60,8 @@ fn ranks_read_no_more_than_they_want() {
     save(dir.path(), &whole, 2, &TrainingState::at_step(1), Keep::All);
     let mut record = ShardedRecord::open(dir.path(), None).unwrap();
     let spec = record.tensors().next().unwrap();
-    // What is read is verified. So all is damaged but the last chunk of the first rank and the first one of the second.
+    // What is read is verified. So all is damaged but the last chunk of the first rank and the
+    // first one of the second.
     for (rank, kept) in [(0, 7 << 20..8 << 20), (1, 0..1 << 20)] {
         let file = record.path().join(format!("rank-{rank}-of-2.safetensors"));
         let mut bytes = fs::read(&file).unwrap();

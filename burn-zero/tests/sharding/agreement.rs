@@ -77,7 +77,8 @@ fn a_window_that_overflows_on_one_rank_is_skipped_on_all() {
             for step in 0..4 {
                 let mut loss = model.loss(batch(step / 2, rank, 2));
                 if step < 2 && rank == 1 {
-                    // The gradient of one element, f32's largest number (of the mean over ranks: half of it, in both).
+                    // The gradient of one element, f32's largest number (of the mean over ranks:
+                    // half of it, in both).
                     loss = loss + model.sometimes.val().narrow(0, 0, 1) * f32::MAX;
                 }
                 let gradients = GradientsParams::from_grads(loss.backward(), &model);

@@ -138,7 +138,8 @@ fn bytes_are_those_of_the_formulas_and_of_the_estimate() {
                     let n = world_size as f64;
                     let others = p * (n - 1.0) / n;
                     let size = communication_dtype.size_bytes() as f64;
-                    // Once a micro-batch in stage 2, and what comes back: stage 0's gradients, or parameters.
+                    // Once a micro-batch in stage 2, and what comes back: stage 0's gradients, or
+                    // parameters.
                     let (reductions, back) = match stage {
                         Stage::DataParallel => (1.0, size),
                         Stage::OptimizerState => (1.0, 4.0),
@@ -167,8 +168,8 @@ fn bytes_are_those_of_the_formulas_and_of_the_estimate() {
     }
 }
 
-/// The peak is of what was counted: at least the shard, and of buckets no more than was said. A weight that fills several buckets
-/// comes whole.
+/// The peak is of what was counted: at least the shard, and of buckets no more than was said. A
+/// weight that fills several buckets comes whole.
 fn check_peak(what: &str, found: Found, said: &Estimate, steps: u64) {
     let window = if steps > 1 { said.gradient_bytes } else { 0 };
     assert_eq!(said.window_bytes, window, "{what}");
@@ -178,7 +179,8 @@ fn check_peak(what: &str, found: Found, said: &Estimate, steps: u64) {
     assert!(peak >= found.gradient_bytes, "{what}: {peak}");
 }
 
-/// A bucket a layer, so that a shard and what is under way are less than all gradients on two ranks already.
+/// A bucket a layer, so that a shard and what is under way are less than all gradients on two ranks
+/// already.
 #[test]
 fn no_rank_ever_holds_all_gradients() {
     const WIDTH: usize = 24;
@@ -264,7 +266,8 @@ fn low(config: LinearConfig) -> Linear<B> {
     layer
 }
 
-/// Whole parameters: a rank has the state of its own, sends the others' gradients, and its parameters to each of them.
+/// Whole parameters: a rank has the state of its own, sends the others' gradients, and its
+/// parameters to each of them.
 #[test]
 fn whole_parameters_have_the_bytes_of_their_map() {
     for world_size in 1..=4 {

@@ -1,5 +1,5 @@
-//! Weights of `LinearLayout::Col`. Burn initialises them at first use from a trained leaf, of which they are a transposition, and its
-//! stores write them transposed.
+//! Weights of `LinearLayout::Col`. Burn initialises them at first use from a trained leaf, of which
+//! they are a transposition, and its stores write them transposed.
 
 use std::sync::Arc;
 

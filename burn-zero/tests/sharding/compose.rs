@@ -17,7 +17,8 @@ use super::support::*;
 const STEPS: usize = 3;
 const WIDTH: usize = 7;
 
-/// Three layers; queries, keys and values come from one tensor. Nothing is attached to this thread: plain autodiff.
+/// Three layers; queries, keys and values come from one tensor. Nothing is attached to this thread:
+/// plain autodiff.
 fn encoder() -> TransformerEncoder<B> {
     let config = TransformerEncoderConfig::new(WIDTH, 11, 1, 3).with_dropout(0.0);
     config.init(&Default::default())

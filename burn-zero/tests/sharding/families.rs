@@ -7,8 +7,8 @@ use super::optimizers::trusting;
 use super::support::*;
 
 const STEPS: usize = 5;
-/// f32 rounding of sums in another order, which optimizers that divide by the gradient's own size enlarge; most in RMSprop, whose
-/// first steps are ten times the learning rate.
+/// f32 rounding of sums in another order, which optimizers that divide by the gradient's own size
+/// enlarge; most in RMSprop, whose first steps are ten times the learning rate.
 const ROUNDING: f32 = 5e-5;
 
 fn assert_parity<O, S>(

@@ -43,8 +43,8 @@ fn overflows() -> BTreeMap<u64, usize> {
     steps.collect()
 }
 
-/// Trains until a step, from the last record in `dir` if there is one, and saves on the way. Ends without saving: what was not
-/// saved by then is lost.
+/// Trains until a step, from the last record in `dir` if there is one, and saves on the way. Ends
+/// without saving: what was not saved by then is lost.
 fn session<A: AutodiffBackend>(
     group: Arc<dyn ProcessGroup>,
     dir: &Path,

@@ -19,8 +19,8 @@ fn in_f16(stage: Stage) -> ZeroSettings {
     }
 }
 
-/// Trains with a loss scaler and f16 communication; the gradients of the step `large` are finite in f32 and overflow in f16.
-/// Returns the skipped steps, the scale and the parameters.
+/// Trains with a loss scaler and f16 communication; the gradients of the step `large` are finite in
+/// f32 and overflow in f16. Returns the skipped steps, the scale and the parameters.
 fn train_in_f16(stage: Stage, steps: &[usize], large: usize) -> (u64, f32, Vec<Vec<f32>>) {
     on_ranks(2, |group| {
         let rank = group.rank();
@@ -55,7 +55,8 @@ fn a_gradient_that_overflows_when_it_is_sent_skips_the_step_in_every_stage() {
     }
 }
 
-/// As [`train_in_f16`] with one step and a large gradient, which `of_rank` gives to a rank or not: all ranks skip it.
+/// As [`train_in_f16`] with one step and a large gradient, which `of_rank` gives to a rank or not:
+/// all ranks skip it.
 fn assert_skipped<O: Optimizer<Net<B>, B>>(
     stage: Stage,
     layer: impl Fn(ZeroOptimizer<OptimizerAdaptor<AdamW, ParameterShards<B>, B>>) -> O + Sync,

@@ -211,7 +211,8 @@ fn several_devices_of_a_rank_are_added_up() {
     }
 }
 
-/// A model whose loss has a factor, which is clamped after each step: a new leaf among those that the optimizer returned.
+/// A model whose loss has a factor, which is clamped after each step: a new leaf among those that
+/// the optimizer returned.
 #[derive(Module, Debug)]
 struct Scaled<B: Backend> {
     net: Net<B>,

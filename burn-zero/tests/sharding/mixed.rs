@@ -18,8 +18,9 @@ use super::support::*;
 type Mixed = Autocast<B, Bf16>;
 
 const STEPS: usize = 5;
-/// The largest relative error of rounding to bf16. A gradient of a weight is rounded once on each rank before the ranks'
-/// gradients are averaged in f32, and on one rank once in all: SGD's steps differ by this, relative to the largest of a parameter.
+/// The largest relative error of rounding to bf16. A gradient of a weight is rounded once on each
+/// rank before the ranks' gradients are averaged in f32, and on one rank once in all: SGD's steps
+/// differ by this, relative to the largest of a parameter.
 const ROUNDING: f32 = 1.0 / 256.0;
 
 /// How far each element of each parameter has moved.
@@ -86,9 +87,9 @@ fn ranks_are_one_rank_on_all_data_under_autocast() {
     assert_parity(&sgd, || SgdConfig::new().init());
 }
 
-/// Adam's step of an element whose gradient is all rounding is as long as any: against one batch of all rows, which rounds
-/// otherwise, no tolerance would tell a fault from it. One rank that takes each rank's rows as a micro-batch rounds as the ranks do, bit for
-/// bit.
+/// Adam's step of an element whose gradient is all rounding is as long as any: against one batch of
+/// all rows, which rounds otherwise, no tolerance would tell a fault from it. One rank that takes
+/// each rank's rows as a micro-batch rounds as the ranks do, bit for bit.
 #[test]
 fn ranks_are_the_micro_batches_of_one_rank_under_autocast() {
     let adamw = || AdamWConfig::new().init();
@@ -143,8 +144,8 @@ impl Matrices<Mixed> {
     }
 }
 
-/// Muon multiplies matrices in the optimizer, which autocast must leave in f32 whoever computed the gradient. All ranks have the same
-/// data, whose mean is that of one, bit for bit.
+/// Muon multiplies matrices in the optimizer, which autocast must leave in f32 whoever computed the
+/// gradient. All ranks have the same data, whose mean is that of one, bit for bit.
 #[test]
 fn gradients_from_the_host_are_gradients() {
     let train = |ranks: usize, stage: Stage| {

@@ -117,8 +117,9 @@ fn the_norm_over_all_ranks_is_that_of_one_rank_and_clips_as_there() {
             assert!(distance < 2e-5, "{case}: {distance}");
             of_stages.push(found);
         }
-        // The norms of the same gradients have the same bits in all stages. Those of a later step differ in rounding: the gradients are
-        // scaled after their reduction in stages 2 and 3, and before it in stages 0 and 1.
+        // The norms of the same gradients have the same bits in all stages. Those of a later step
+        // differ in rounding: the gradients are scaled after their reduction in stages 2 and 3, and
+        // before it in stages 0 and 1.
         let first = of_stages[0].0[0];
         assert!(
             of_stages.iter().all(|found| found.0[0] == first),

@@ -12,7 +12,8 @@ use burn::prelude::*;
 use burn::record::Record;
 use burn::tensor::backend::AutodiffBackend;
 
-/// LAMB's idea without its details: each tensor's step is as long as the tensor itself, whatever its gradient.
+/// LAMB's idea without its details: each tensor's step is as long as the tensor itself, whatever
+/// its gradient.
 #[derive(Clone, Debug)]
 pub struct Trusting;
 
@@ -96,7 +97,8 @@ pub enum LooksAt {
     StepsOfClones,
 }
 
-/// An optimizer whose learning rate depends on all tensors that it meets. Nothing in its name says so.
+/// An optimizer whose learning rate depends on all tensors that it meets. Nothing in its name says
+/// so.
 #[derive(Clone, Debug)]
 pub struct Adaptive<O> {
     pub inner: O,

@@ -200,7 +200,8 @@ fn that_of_stage_3_is_that_of_stage_2() {
     assert!(whole == sharded);
 }
 
-/// From one partition to the other and back: pieces are flat in one, and have the shapes of parameters in the other.
+/// From one partition to the other and back: pieces are flat in one, and have the shapes of
+/// parameters in the other.
 #[test]
 fn it_is_the_same_in_pieces_and_whole() {
     for stage in WITH_PARAMETERS {
@@ -470,7 +471,8 @@ fn low_step<O: Optimizer<ParameterShards<B>, B>>(
     run
 }
 
-/// Burn's record of a tensor has no type: bf16 moments would come back in f32, and meet bf16 gradients.
+/// Burn's record of a tensor has no type: bf16 moments would come back in f32, and meet bf16
+/// gradients.
 #[test]
 fn state_whose_type_a_record_does_not_keep_is_refused() {
     let dir = tempdir().unwrap();
@@ -624,7 +626,8 @@ fn all_that_a_module_holds_comes_back_and_plain_burn_loads_it() {
     run(3, 2, true);
 }
 
-/// A model is prepared again after parameters were frozen or weights loaded: the recorder is for that one.
+/// A model is prepared again after parameters were frozen or weights loaded: the recorder is for
+/// that one.
 #[test]
 fn a_recorder_is_for_the_model_that_was_prepared_last() {
     let dir = tempdir().unwrap();

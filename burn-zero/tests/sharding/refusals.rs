@@ -120,7 +120,8 @@ fn muon_is_refused_in_pieces_and_exact_whole() {
     }
 }
 
-/// That an optimizer looks at tensors of other ranks is seen in what it does, not in its name, whatever is cut.
+/// That an optimizer looks at tensors of other ranks is seen in what it does, not in its name,
+/// whatever is cut.
 #[test]
 fn what_looks_at_all_tensors_is_refused() {
     for partition in [Partition::Flat, Partition::Whole] {
@@ -333,7 +334,8 @@ fn a_step_without_a_model_says_what_to_do() {
     );
 }
 
-/// State is by position among the trained parameters: after one is frozen, a layer would get the moments of another.
+/// State is by position among the trained parameters: after one is frozen, a layer would get the
+/// moments of another.
 #[test]
 fn state_of_other_parameters_is_refused() {
     fn again<O: Optimizer<ParameterShards<B>, B>>(

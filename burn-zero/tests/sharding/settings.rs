@@ -91,7 +91,8 @@ fn a_rank_that_leaves_out_an_iteration_is_told_by_its_schedule() {
     }
 }
 
-/// Where that does not change it has trained on with its next batch, on the same weights as all: no garbage, and at the end too few steps.
+/// Where that does not change it has trained on with its next batch, on the same weights as all: no
+/// garbage, and at the end too few steps.
 #[test]
 fn or_at_the_end_which_says_after_which_step() {
     for stage in STAGES {
@@ -196,7 +197,8 @@ fn an_optimizer_that_only_one_rank_refuses_is_named_on_all() {
     );
 }
 
-/// Results that differ slightly, each within the tolerance of the next rank's: all ranks return the same verdict.
+/// Results that differ slightly, each within the tolerance of the next rank's: all ranks return the
+/// same verdict.
 #[test]
 fn ranks_agree_on_whether_they_agree() {
     let refused = |bits: [f32; 3]| {

@@ -1,4 +1,5 @@
-//! Running statistics, which clones of a module share: each rank has its own, and all have rank 0's where they must.
+//! Running statistics, which clones of a module share: each rank has its own, and all have rank 0's
+//! where they must.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -181,8 +182,8 @@ fn all_ranks_get_those_of_the_first_in_one_collective() {
         zero.share_statistics::<B, _>(&model).unwrap();
         let after = group.traffic().of(Operation::Broadcast);
         assert_eq!(after.calls - before.calls, 1);
-        // The frozen weight stays at home. Two statistics of five elements are cut into 4, 3 and 3: each rank sends its part to both
-        // others, after rank 0 has sent the others theirs.
+        // The frozen weight stays at home. Two statistics of five elements are cut into 4, 3 and 3:
+        // each rank sends its part to both others, after rank 0 has sent the others theirs.
         let sent = [3 + 3 + 2 * 4, 2 * 3, 2 * 3][group.rank()];
         assert_eq!(after.elements - before.elements, sent);
         // They are what the next update starts from.
@@ -196,8 +197,9 @@ fn all_ranks_get_those_of_the_first_in_one_collective() {
     }
 }
 
-/// PyTorch's `DistributedDataParallel` broadcasts buffers before each forward. A forward pass in training does not read running statistics, so
-/// rank 0's, which all ranks have at the end, are the same without.
+/// PyTorch's `DistributedDataParallel` broadcasts buffers before each forward. A forward pass in
+/// training does not read running statistics, so rank 0's, which all ranks have at the end, are the
+/// same without.
 #[test]
 fn shared_at_the_end_they_are_those_that_are_shared_before_each_forward() {
     let run = |as_pytorch: bool| {

@@ -47,7 +47,8 @@ pub fn small_buckets(stage: Stage) -> ZeroSettings {
     }
 }
 
-/// Sizes that divide by nothing, a weight that is used twice, one that is used on some ranks only, and one that is never.
+/// Sizes that divide by nothing, a weight that is used twice, one that is used on some ranks only,
+/// and one that is never.
 #[derive(Module, Debug)]
 pub struct Net<B: Backend> {
     pub first: Linear<B>,

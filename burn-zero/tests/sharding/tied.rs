@@ -1,5 +1,5 @@
-//! A parameter that the module holds at two paths is one parameter: its gradient is the sum over both, it is sharded once, and
-//! it stays one.
+//! A parameter that the module holds at two paths is one parameter: its gradient is the sum over
+//! both, it is sharded once, and it stays one.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -297,7 +297,8 @@ fn shards_of_it_are_saved_at_both_paths() {
     assert_eq!(tensors["model/tokens.weight"], tensors["model/output"]);
 }
 
-/// Burn makes a leaf of each path when it loads a record; then it is said what to do, and that helps.
+/// Burn makes a leaf of each path when it loads a record; then it is said what to do, and that
+/// helps.
 #[test]
 fn a_model_that_was_taken_apart_is_prepared_again() {
     for stage in WITH_PARAMETERS {
@@ -324,7 +325,8 @@ fn a_model_that_was_taken_apart_is_prepared_again() {
     }
 }
 
-/// What the others are compared with is trained at all, and Burn's own optimizer takes the two apart.
+/// What the others are compared with is trained at all, and Burn's own optimizer takes the two
+/// apart.
 #[test]
 fn burn_leaves_the_second_path_behind() {
     let start = weights(&Gpt::<Flex>::reused());
@@ -337,7 +339,8 @@ fn burn_leaves_the_second_path_behind() {
     );
 }
 
-/// A layer and two clones of it with other weights, which are not trained: one before it, and one behind.
+/// A layer and two clones of it with other weights, which are not trained: one before it, and one
+/// behind.
 #[derive(Module, Debug)]
 struct Distilled<B: Backend> {
     before: Linear<B>,

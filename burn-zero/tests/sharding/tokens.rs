@@ -15,7 +15,8 @@ use super::support::*;
 const WINDOW: usize = 2;
 const STEPS: usize = 3 * WINDOW;
 
-/// The rows of a rank: of 12 one, two and so on, and the last rank the rest, turned by one each step.
+/// The rows of a rank: of 12 one, two and so on, and the last rank the rest, turned by one each
+/// step.
 fn uneven<A: Backend>(step: usize, rank: usize, world_size: usize) -> Tensor<A, 2> {
     let of = |rank: usize| match (rank + step) % world_size {
         last if last + 1 == world_size => ROWS - last * (last + 1) / 2,

@@ -59,7 +59,8 @@ fn it_stops_early_at_the_same_epoch() {
 #[test]
 fn it_is_interrupted_in_the_same_way() {
     let _turn = crate::turn();
-    // In the second epoch of training, and in the first validation, after which Burn begins another epoch.
+    // In the second epoch of training, and in the first validation, after which Burn begins another
+    // epoch.
     for (at, recorded) in [(9, 0), (1001, 1)] {
         let interrupted = || {
             let mut setup = setup();

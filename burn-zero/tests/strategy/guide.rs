@@ -1,5 +1,6 @@
-//! The program of Burn's guide, a convolutional network with batch normalisation in the Learner, with a loss scaler, an accumulation of
-//! gradients, clipping and a schedule. One line makes ranks of it.
+//! The program of Burn's guide, a convolutional network with batch normalisation in the Learner,
+//! with a loss scaler, an accumulation of gradients, clipping and a schedule. One line makes ranks
+//! of it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -201,7 +202,8 @@ fn record(directory: &Path, name: &str) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// Each thread has its own scaler, window, counters, norm and statistics: all is as with programs that were made one by one.
+/// Each thread has its own scaler, window, counters, norm and statistics: all is as with programs
+/// that were made one by one.
 #[test]
 fn one_line_makes_ranks_of_the_whole_stack() {
     let _turn = crate::turn();

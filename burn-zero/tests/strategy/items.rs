@@ -125,7 +125,8 @@ fn a_process_sends_sums_from_which_the_metrics_are_those_of_its_outputs() {
     });
     assert_same(metrics(sequences.collect(), None), expected);
 
-    // Burn weights a batch's accuracy with all of its predictions: here all batches have equally many.
+    // Burn weights a batch's accuracy with all of its predictions: here all batches have equally
+    // many.
     let pad = 7;
     let expected = metrics(whole().take(1).collect(), Some(pad));
     let padded = outputs().take(1).map(|(loss, logits, targets)| {

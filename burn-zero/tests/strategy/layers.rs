@@ -46,7 +46,8 @@ type Half = Autocast<Z, F16>;
 /// The gradients of rows of weight 1 fit into f16 at this scale.
 const SCALE: f32 = 1024.0;
 
-/// Of a row whose loss is finite, and whose gradient leaves f16 at this scale and at those that follow.
+/// Of a row whose loss is finite, and whose gradient leaves f16 at this scale and at those that
+/// follow.
 const HEAVY: f32 = 3e6;
 
 fn scaler() -> GradScaler {
@@ -57,7 +58,8 @@ fn scaler() -> GradScaler {
     GradScaler::new(config).unwrap()
 }
 
-/// What one rank alone would skip, all skip where only one of them overflows: the others' gradients of that step are lost with it.
+/// What one rank alone would skip, all skip where only one of them overflows: the others' gradients
+/// of that step are lost with it.
 #[test]
 fn one_rank_overflows_and_all_skip() {
     let _turn = crate::turn();
@@ -135,7 +137,8 @@ fn muon_is_burns_where_parameters_are_whole() {
 const WINDOW: usize = 2;
 const RATE: f64 = 0.05;
 
-/// Four micro-batches a rank, of which ever more rows are padding: no two ranks count alike, nor two windows.
+/// Four micro-batches a rank, of which ever more rows are padding: no two ranks count alike, nor
+/// two windows.
 fn padded(ranks: usize) -> Vec<Row> {
     let mut data = rows(0, ranks * 4 * MICRO_BATCH);
     for (micro_batch, rows) in data.chunks_mut(MICRO_BATCH).enumerate() {
@@ -145,8 +148,8 @@ fn padded(ranks: usize) -> Vec<Row> {
     data
 }
 
-/// Windows of all ranks' micro-batches, each as one batch. A row's loss counts as `weigh` says, of the rows of its rank and
-/// those of all.
+/// Windows of all ranks' micro-batches, each as one batch. A row's loss counts as `weigh` says, of
+/// the rows of its rank and those of all.
 fn in_windows(
     start: &Model<Z>,
     data: &[Row],

@@ -1,7 +1,7 @@
 //! What `ZeroStrategy` promises: Burn's own training, with any number of ranks.
 //!
-//! The Learner that is watched, its model and its data are those of burn-accum's strategy. Every backend has one random generator
-//! for the whole process, so each test here takes its turn.
+//! The Learner that is watched, its model and its data are those of burn-accum's strategy. Every
+//! backend has one random generator for the whole process, so each test here takes its turn.
 
 #![allow(dead_code)] // of burn-accum's files, which have more than is needed here
 

@@ -1,5 +1,5 @@
-//! Ranks that each run the whole program are the same as ranks that the strategy starts. Here they are threads nevertheless; `tests/mpi`
-//! has processes.
+//! Ranks that each run the whole program are the same as ranks that the strategy starts. Here they
+//! are threads nevertheless; `tests/mpi` has processes.
 
 use std::sync::{Arc, Mutex};
 
@@ -100,8 +100,9 @@ fn each_program_reads_the_records() {
     assert_eq!(ours.records(3), expected.records(3));
 }
 
-/// Two records of two moments: each rank sends its part of them once, to rank 0, which sends nothing. Beside them come items of 5 bytes: in
-/// each epoch one of training from each rank, and of the two batches of validation the second from rank 1.
+/// Two records of two moments: each rank sends its part of them once, to rank 0, which sends
+/// nothing. Beside them come items of 5 bytes: in each epoch one of training from each rank, and of
+/// the two batches of validation the second from rank 1.
 #[test]
 fn a_record_costs_each_rank_its_state_once() {
     let _turn = crate::turn();

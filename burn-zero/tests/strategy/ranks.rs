@@ -62,7 +62,8 @@ fn they_are_one_rank_on_the_union_of_their_batches() {
     }
 }
 
-/// Two ranks with the same data: the mean is that of one, bit for bit, and so is all that is recorded.
+/// Two ranks with the same data: the mean is that of one, bit for bit, and so is all that is
+/// recorded.
 #[test]
 fn the_same_data_on_two_ranks_is_burns_training() {
     let _turn = crate::turn();
@@ -219,7 +220,8 @@ fn open_windows_are_applied_at_the_end_of_an_epoch() {
     }
 }
 
-/// Halves parameters after each step, as a model may in `TrainStep::optimize`: those that are trained, or the others.
+/// Halves parameters after each step, as a model may in `TrainStep::optimize`: those that are
+/// trained, or the others.
 #[derive(Clone)]
 struct Halving<O> {
     inner: O,

@@ -219,7 +219,8 @@ fn threads_are_programs_and_a_resumed_training_is_whole() {
     assert_eq!(resumed, whole[RANKS..]);
 }
 
-/// A rank trains its own statistics: neither those of the model that the Learner was made of, nor, as programs, those of a model that all have.
+/// A rank trains its own statistics: neither those of the model that the Learner was made of, nor,
+/// as programs, those of a model that all have.
 #[test]
 fn clones_are_made_independent() {
     let _turn = crate::turn();

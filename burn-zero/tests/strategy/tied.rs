@@ -1,5 +1,5 @@
-//! A weight that the model holds at two paths is one parameter in the Learner too, which takes the two apart when it begins and
-//! when it loads.
+//! A weight that the model holds at two paths is one parameter in the Learner too, which takes the
+//! two apart when it begins and when it loads.
 
 use std::sync::Arc;
 

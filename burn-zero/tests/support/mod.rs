@@ -8,7 +8,8 @@ use burn_zero::{
 
 pub const DTYPES: [BufferDtype; 3] = [BufferDtype::F32, BufferDtype::Bf16, BufferDtype::F16];
 
-/// Lengths around chunk and world-size boundaries; zero, one, fewer than ranks, and parts of more than two blocks of 1024.
+/// Lengths around chunk and world-size boundaries; zero, one, fewer than ranks, and parts of more
+/// than two blocks of 1024.
 pub const LENGTHS: [usize; 7] = [0, 1, 3, 8, 29, 64, 4100];
 
 /// Values whose sum depends on the order in which they are added.
@@ -71,8 +72,8 @@ pub fn start_all_reduce(
     Pending::start(group, move |ranks| ranks.all_reduce(&label, op, buffer))
 }
 
-/// Runs every collective over every type and length, compares with the definition bit for bit and returns a digest of
-/// all results.
+/// Runs every collective over every type and length, compares with the definition bit for bit and
+/// returns a digest of all results.
 pub fn every_collective(group: &dyn ProcessGroup) -> Result<u64, ZeroError> {
     let (rank, world_size) = (group.rank(), group.world_size());
     let mut digest = Digest::default();

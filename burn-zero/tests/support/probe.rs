@@ -1,6 +1,8 @@
-//! A backend that counts the bytes of its float tensors, and notes what moves between it and the host.
+//! A backend that counts the bytes of its float tensors, and notes what moves between it and the
+//! host.
 //!
-//! It stands for a device. As on a GPU, a copy to the host takes its time: it is not there when it is first asked for.
+//! It stands for a device. As on a GPU, a copy to the host takes its time: it is not there when it
+//! is first asked for.
 
 use core::fmt;
 use core::future::poll_fn;

@@ -9,13 +9,15 @@ use super::options::Options;
 use super::report::{BenchReport, Outcome, SettingResult};
 use super::setting::Setting;
 
-/// In these processes glibc gives each allocation of at least this size pages of its own and returns them when it is freed. By default the
-/// size follows the program, up to 32 MiB, and smaller allocations leave gaps that stay with the process: its memory then depends on the
-/// order of allocations, and is not what is alive.
+/// In these processes glibc gives each allocation of at least this size pages of its own and
+/// returns them when it is freed. By default the size follows the program, up to 32 MiB, and
+/// smaller allocations leave gaps that stay with the process: its memory then depends on the order
+/// of allocations, and is not what is alive.
 const RETURNED_BYTES: &str = "65536";
 
-/// Measures time and memory of the settings one after the other, each in a new process of this program. Times are not
-/// of the same rounds, and an allocator that returns memory at once takes time, so there are no ratios.
+/// Measures time and memory of the settings one after the other, each in a new process of this
+/// program. Times are not of the same rounds, and an allocator that returns memory at once takes
+/// time, so there are no ratios.
 ///
 /// # Errors
 ///

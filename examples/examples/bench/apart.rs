@@ -12,8 +12,8 @@ use super::trainer::{Contender, Look};
 /// Something to do with the contender.
 type Task = Box<dyn FnOnce(&mut dyn Contender) + Send>;
 
-/// A contender on its own thread, which runs every task there: state of a thread, such as a budget, then belongs to this contender
-/// alone. A panic of a task is passed on to the caller.
+/// A contender on its own thread, which runs every task there: state of a thread, such as a budget,
+/// then belongs to this contender alone. A panic of a task is passed on to the caller.
 pub struct Apart {
     /// `None` tells the thread to end.
     tasks: Option<Sender<Task>>,

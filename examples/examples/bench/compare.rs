@@ -10,8 +10,9 @@ use super::report::{BenchReport, Outcome};
 use super::statistics::Quartiles;
 use super::table::{markdown, mebibytes};
 
-/// Reads the files and makes one Markdown table of them. A figure that is in several files is taken from the first: so times may
-/// come from a run side by side, and memory from one in which every setting was alone.
+/// Reads the files and makes one Markdown table of them. A figure that is in several files is taken
+/// from the first: so times may come from a run side by side, and memory from one in which every
+/// setting was alone.
 ///
 /// # Errors
 ///

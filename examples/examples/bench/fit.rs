@@ -48,8 +48,8 @@ pub struct FitResult {
     pub found: Result<MicroBatchFound, String>,
 }
 
-/// Finds the largest batch of each setting, one after the other, each on its own thread, so that settings share neither memory
-/// pools nor a budget.
+/// Finds the largest batch of each setting, one after the other, each on its own thread, so that
+/// settings share neither memory pools nor a budget.
 pub fn search<B: Backend>(options: &Options, limit_bytes: u64, device: &B::Device) -> FitReport {
     let start = Instant::now();
     let results = options.settings.iter().map(|&setting| {

@@ -1,17 +1,22 @@
-//! Times whole training steps side by side: `cargo run --release --example bench`, and `-- --help` for the options.
+//! Times whole training steps side by side: `cargo run --release --example bench`, and `-- --help`
+//! for the options.
 //!
-//! The time and memory of whole training steps of the GPT: the bare backend, every kind of mixed precision, and every way to hold
-//! activations, side by side.
+//! The time and memory of whole training steps of the GPT: the bare backend, every kind of mixed
+//! precision, and every way to hold activations, side by side.
 //!
-//! In every round each setting takes one step: forward, backward, optimizer, and a read of the loss. A disturbance of the machine
-//! that is longer than a step slows all settings alike, so the ratios of a round vary less than its times.
+//! In every round each setting takes one step: forward, backward, optimizer, and a read of the
+//! loss. A disturbance of the machine that is longer than a step slows all settings alike, so the
+//! ratios of a round vary less than its times.
 //!
 //! - [`options`]: the command line; [`setting`]: what is compared; [`error`]: what can go wrong;
-//! - [`trainer`]: one step of one setting; [`apart`]: on a thread of its own; [`torch`]: in PyTorch; [`rounds`]: the steps of all, in turn;
-//! - [`memory`]: what steps hold; [`alone`]: each setting in a process of its own, for all of its memory to be its own;
+//! - [`trainer`]: one step of one setting; [`apart`]: on a thread of its own; [`torch`]: in
+//!   PyTorch; [`rounds`]: the steps of all, in turn;
+//! - [`memory`]: what steps hold; [`alone`]: each setting in a process of its own, for all of its
+//!   memory to be its own;
 //! - [`operations`]: where the time of a step goes;
 //! - [`fit`]: instead of times, the largest batch that fits into so much memory;
-//! - [`statistics`], [`report`], [`table`], [`plot`]: what is left at the end; [`compare`]: with PyTorch.
+//! - [`statistics`], [`report`], [`table`], [`plot`]: what is left at the end; [`compare`]: with
+//!   PyTorch.
 
 mod alone;
 mod apart;
@@ -70,8 +75,8 @@ fn main() -> ExitCode {
 ///
 /// # Errors
 ///
-/// The options contradict each other, the backend is not compiled in, a file cannot be read or written, or no setting
-/// could be measured.
+/// The options contradict each other, the backend is not compiled in, a file cannot be read or
+/// written, or no setting could be measured.
 fn run(options: &Options) -> Result<String, BenchError> {
     options.validate()?;
     if !options.compare.is_empty() {

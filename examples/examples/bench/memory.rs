@@ -21,7 +21,8 @@ const HEAP: PeakAlloc = PeakAlloc;
 pub struct Watched {
     /// The peak, including what was in use before; `None` where it is not known.
     pub most: Option<Memory>,
-    /// The peak beyond what was in use before: tensors in the pools of a GPU; on the CPU the heap, if the program counts it.
+    /// The peak beyond what was in use before: tensors in the pools of a GPU; on the CPU the heap,
+    /// if the program counts it.
     pub added_bytes: Option<u64>,
 }
 
@@ -32,7 +33,8 @@ pub struct Memory {
     pub place: Place,
     /// In live tensors; for a process, the peak of its resident memory.
     pub in_use_bytes: u64,
-    /// These and the memory that the allocator keeps for reuse, in pages of up to a quarter of the device; unknown for a process.
+    /// These and the memory that the allocator keeps for reuse, in pages of up to a quarter of the
+    /// device; unknown for a process.
     pub reserved_bytes: Option<u64>,
 }
 
@@ -59,8 +61,9 @@ impl Memory {
 
 /// Measures the memory that `work`, on this thread, holds on the backend's default device.
 ///
-/// A device is sampled while `work` runs, so memory that is held for less than a fraction of a millisecond may be missed. For a
-/// process the system records the peak. The heap is counted exactly.
+/// A device is sampled while `work` runs, so memory that is held for less than a fraction of a
+/// millisecond may be missed. For a process the system records the peak. The heap is counted
+/// exactly.
 pub fn watch<T>(backend: BackendName, work: impl FnOnce() -> T) -> (Watched, T) {
     // The watcher is another thread.
     let pools = Pools::of_this_thread(backend);

@@ -1,7 +1,7 @@
 //! Where the time of a step goes: by operation of the backend.
 //!
-//! On a backend that computes when it is called, LibTorch on a CPU or burn-flex, the time of a call is the operation's. Elsewhere it is the
-//! time to launch it.
+//! On a backend that computes when it is called, LibTorch on a CPU or burn-flex, the time of a call
+//! is the operation's. Elsewhere it is the time to launch it.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

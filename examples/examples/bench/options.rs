@@ -14,12 +14,15 @@ use examples::gpt::model::GptConfig;
 use examples::gpt::options::{mebibytes, positive, probability};
 use examples::gpt::recompute::Checkpoint;
 
-/// Times whole training steps of the GPT in different settings, side by side: every round takes one step of each.
+/// Times whole training steps of the GPT in different settings, side by side: every round takes one
+/// step of each.
 ///
-/// Without options it compares the bare backend, burn-amp switched off, bf16 and f16 for about a minute on two cores.
+/// Without options it compares the bare backend, burn-amp switched off, bf16 and f16 for about a
+/// minute on two cores.
 ///
-/// A setting is a stack (bare, balanced, off, bf16, f16, f16-sync, f16-deferred), what becomes of activations in the stack
-/// off (block, keep-compute, offload, budget=MIB, budget=40%), or both: bf16+block.
+/// A setting is a stack (bare, balanced, off, bf16, f16, f16-sync, f16-deferred), what becomes of
+/// activations in the stack off (block, keep-compute, offload, budget=MIB, budget=40%), or both:
+/// bf16+block.
 #[derive(Parser, Clone, Debug, PartialEq)]
 #[command(name = "bench", version, args_override_self = true)]
 pub struct Options {
@@ -48,8 +51,8 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t = BackendName::Flex)]
     pub backend: BackendName,
 
-    /// PyTorch beside it: examples/bench/torch_gpt.py, for which python3 takes steps of the same settings in the same rounds, from the
-    /// same weights
+    /// PyTorch beside it: examples/bench/torch_gpt.py, for which python3 takes steps of the same
+    /// settings in the same rounds, from the same weights
     #[arg(long, value_name = "SCRIPT", conflicts_with_all = ["memory", "fit"])]
     pub torch: Option<PathBuf>,
 
@@ -85,7 +88,8 @@ pub struct Options {
     #[arg(long, value_parser = positive(), help_heading = "Model")]
     pub vocabulary: Option<usize>,
 
-    /// Probability that a feature is dropped. The draws of two frameworks differ, and so do their losses
+    /// Probability that a feature is dropped. The draws of two frameworks differ, and so do their
+    /// losses
     #[arg(long, default_value_t = 0.0, value_parser = probability, help_heading = "Model")]
     pub dropout: f64,
 
@@ -97,7 +101,8 @@ pub struct Options {
     #[arg(long, conflicts_with_all = ["memory", "fit", "output", "plot", "torch"], help_heading = "Results")]
     pub operations: bool,
 
-    /// Time nothing; find the largest batch with which a step of each setting holds less than this, parameters and all
+    /// Time nothing; find the largest batch with which a step of each setting holds less than this,
+    /// parameters and all
     #[arg(
         long,
         value_name = "MIB",
@@ -120,8 +125,8 @@ pub struct Options {
     )]
     pub plot: Option<PathBuf>,
 
-    /// Measure nothing; make one table of JSON results, of this benchmark and of torch_gpt.py. What is in two files is
-    /// taken from the first
+    /// Measure nothing; make one table of JSON results, of this benchmark and of torch_gpt.py. What
+    /// is in two files is taken from the first
     #[arg(
         long,
         value_name = "FILE",
@@ -137,8 +142,8 @@ pub struct Options {
 pub enum Preset {
     /// 3 layers of width 128 over bytes, as the gpt example's default: for two cores
     Small,
-    /// 12 layers of width 768 over 50304 tokens, context 1024: GPT-2's 124 M parameters, and 39 M more as the head is not
-    /// tied to the embedding; for a GPU
+    /// 12 layers of width 768 over 50304 tokens, context 1024: GPT-2's 124 M parameters, and 39 M
+    /// more as the head is not tied to the embedding; for a GPU
     #[value(name = "gpt2")]
     Gpt2,
 }
@@ -278,8 +283,8 @@ impl Options {
             .map(|seconds| Duration::from_secs(seconds as u64))
     }
 
-    /// The arguments with which another process measures one of these settings alone, into this file, in its share of
-    /// the time.
+    /// The arguments with which another process measures one of these settings alone, into this
+    /// file, in its share of the time.
     pub fn alone(&self, setting: Setting, output: &Path) -> Vec<OsString> {
         let workload = self.workload();
         let mut arguments: Vec<OsString> = Vec::new();

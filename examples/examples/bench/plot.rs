@@ -49,8 +49,8 @@ fn draw(report: &BenchReport) -> Result<String, Box<dyn std::error::Error>> {
             report.parameters.unwrap_or_default(),
             report.backend
         );
-        // A plain axis, with the names drawn under the bars: the key points of plotters' segmented axis do not end for
-        // some numbers of bars.
+        // A plain axis, with the names drawn under the bars: the key points of plotters' segmented
+        // axis do not end for some numbers of bars.
         let mut chart = ChartBuilder::on(&area)
             .caption(title, ("sans-serif", 20))
             .margin(12)

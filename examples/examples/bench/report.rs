@@ -60,7 +60,8 @@ pub enum Outcome {
 pub struct Figures {
     /// Time of a whole step.
     pub milliseconds: Quartiles,
-    /// Time of a step divided by that of the reference's step in the same round; `None` with a single setting.
+    /// Time of a step divided by that of the reference's step in the same round; `None` with a
+    /// single setting.
     pub ratio: Option<Quartiles>,
     /// Tokens trained on in a second, by the median step.
     pub tokens_per_second: f64,
@@ -72,14 +73,16 @@ pub struct Figures {
     pub first_step_seconds: Option<f64>,
     /// The peak in a few steps; only if a setting was alone in its process.
     pub memory: Option<Memory>,
-    /// The peak of a few steps beyond what was in use before them (parameters, optimizer): activations, gradients,
-    /// temporaries. It counts tensors on a GPU, and the whole heap on the CPU.
+    /// The peak of a few steps beyond what was in use before them (parameters, optimizer):
+    /// activations, gradients, temporaries. It counts tensors on a GPU, and the whole heap on the
+    /// CPU.
     #[serde(default)]
     pub step_bytes: Option<u64>,
     /// Operations that a step computed once more; nothing without burn-checkpoint.
     #[serde(default)]
     pub replayed_operations: Option<u64>,
-    /// Whether every loss, and every gradient of a step after the last that was timed, has the reference's bits.
+    /// Whether every loss, and every gradient of a step after the last that was timed, has the
+    /// reference's bits.
     #[serde(default)]
     pub same_bits: Option<bool>,
     /// Every step that was timed, in their order.

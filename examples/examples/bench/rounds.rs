@@ -15,7 +15,8 @@ use super::trainer::{Contender, Look, Task, contender};
 /// Rounds that are timed even after the time limit.
 const FEWEST_ROUNDS: usize = 3;
 
-/// Times the settings against each other. Their memory, and whether they compute the same, is measured afterwards.
+/// Times the settings against each other. Their memory, and whether they compute the same, is
+/// measured afterwards.
 pub fn race<B: Backend>(options: &Options, device: &B::Device) -> BenchReport {
     let start = Instant::now();
     let is_late = || {
@@ -154,7 +155,8 @@ impl Lane {
         self.look = self.go(|contender| contender.look());
     }
 
-    /// Whether every loss, and every gradient of the step that was looked at, has the bits of the other's.
+    /// Whether every loss, and every gradient of the step that was looked at, has the bits of the
+    /// other's.
     fn is_same(&self, other: &Evidence) -> Option<bool> {
         let gradients = self.look?.gradients?;
         let pairs = || self.losses.iter().zip(&other.losses);

@@ -11,8 +11,8 @@ use examples::gpt::recompute::Checkpoint;
 
 /// What `--settings` lists: decorators over the backend, and what becomes of activations.
 ///
-/// Written as the stack, the activations, or both: `bf16`, `block`, `bf16+block`. Activations alone are those of the stack
-/// `off`.
+/// Written as the stack, the activations, or both: `bf16`, `block`, `bf16+block`. Activations alone
+/// are those of the stack `off`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Setting {
     /// What is over the backend.
@@ -26,7 +26,8 @@ pub struct Setting {
 pub enum Stack {
     /// Autodiff, without a type of burn-amp or burn-checkpoint
     Bare,
-    /// Autodiff with Burn's own BalancedCheckpointing, without a type of burn-amp or burn-checkpoint
+    /// Autodiff with Burn's own BalancedCheckpointing, without a type of burn-amp or
+    /// burn-checkpoint
     Balanced,
     /// Under burn-amp, with policy Off, and over burn-checkpoint, of which nothing is asked
     Off,

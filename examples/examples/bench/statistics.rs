@@ -16,8 +16,8 @@ pub struct Quartiles {
 }
 
 impl Quartiles {
-    /// Between two values of the sample, the quartiles are interpolated linearly (type 7 of Hyndman and Fan 1996, as
-    /// numpy's and R's).
+    /// Between two values of the sample, the quartiles are interpolated linearly (type 7 of Hyndman
+    /// and Fan 1996, as numpy's and R's).
     ///
     /// # Panics
     ///

@@ -1,7 +1,7 @@
 //! Tables that read well in a terminal and are Markdown.
 
-/// Columns as wide as their widest cell, the first aligned left and the others right; those without a single value are
-/// left out.
+/// Columns as wide as their widest cell, the first aligned left and the others right; those without
+/// a single value are left out.
 ///
 /// A row with text in the first cell only is a remark, which may be wider than the column.
 pub fn markdown(headers: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {

@@ -1,4 +1,5 @@
-//! PyTorch's training as a contender: a process of torch_gpt.py that takes a step when it is told to.
+//! PyTorch's training as a contender: a process of torch_gpt.py that takes a step when it is told
+//! to.
 
 use std::env;
 use std::fs;

@@ -27,7 +27,8 @@ const LEARNING_RATE: f64 = 3e-4;
 
 /// The training of one setting, whatever its types.
 pub trait Contender {
-    /// Puts the state of this setting into force on this thread and process. Cheap, and no part of a step.
+    /// Puts the state of this setting into force on this thread and process. Cheap, and no part of
+    /// a step.
     fn enter(&self);
 
     /// Forward, backward and optimizer. Returns the loss when the device has finished the step.
@@ -87,8 +88,8 @@ impl<B: Backend> Clone for Task<B> {
     }
 }
 
-/// The training of a setting: the same weights and the same batch for each. With a budget it runs on its own thread, because a
-/// budget belongs to a thread and must last from step to step.
+/// The training of a setting: the same weights and the same batch for each. With a budget it runs
+/// on its own thread, because a budget belongs to a thread and must last from step to step.
 ///
 /// # Errors
 ///
@@ -156,7 +157,8 @@ fn adam_w<B: AutodiffBackend>() -> impl Optimizer<Gpt<B>, B> {
 }
 
 struct Trainer<B: AutodiffBackend, O> {
-    /// `None` only during a step, which owns the model: a copy would keep the optimizer from updating in place.
+    /// `None` only during a step, which owns the model: a copy would keep the optimizer from
+    /// updating in place.
     model: Option<Gpt<B>>,
     optimizer: O,
     batch: TokenBatch<B>,
@@ -192,7 +194,8 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Trainer<B, O> {
         let model = workload.model().with_checkpoint(setting.checkpoint);
         let model = model.init(device);
         let batch = batch(workload, *seed, device);
-        // Lazy backends draw late. Wait for the draw before the next setting sets the seed that all threads share.
+        // Lazy backends draw late. Wait for the draw before the next setting sets the seed that all
+        // threads share.
         B::sync(device).expect("the device draws the weights");
         Self {
             model: Some(model),
@@ -221,7 +224,8 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Trainer<B, O> {
         let loss = loss.into_scalar().elem();
         B::sync(&self.device).expect("the device finishes the step");
         if std::mem::take(&mut self.is_first) && self.budget.is_some() {
-            // A budget in percent is not yet in force in the first step, so the pools release the memory of that step.
+            // A budget in percent is not yet in force in the first step, so the pools release the
+            // memory of that step.
             B::memory_cleanup(&self.device);
         }
 
@@ -287,7 +291,8 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Contender for Trainer<B, O> {
         });
         steps?;
         let replayed = RematStats::of_thread().replayed_operations;
-        // LibTorch does not count its tensors on a CPU. The ledger of `Remat` does, for which a budget is in force.
+        // LibTorch does not count its tensors on a CPU. The ledger of `Remat` does, for which a
+        // budget is in force.
         if backend == BackendName::Tch && self.mixed.is_some() {
             let unlimited = MemoryBudget::bytes(u64::MAX);
             let _all = self.budget.is_none().then(|| unlimited.install());
@@ -318,7 +323,8 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Contender for Trainer<B, O> {
     }
 }
 
-/// A hash of all bits of all gradients, in the order of the parameters: the same for the same bits within a process.
+/// A hash of all bits of all gradients, in the order of the parameters: the same for the same bits
+/// within a process.
 fn hash_of<B: AutodiffBackend>(model: &Gpt<B>, gradients: &GradientsParams) -> u64 {
     struct Hash<'a> {
         gradients: &'a GradientsParams,

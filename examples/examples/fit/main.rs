@@ -1,4 +1,5 @@
-//! Will it fit? `cargo run --release --example fit -- --params 7B --memory 24G`, and `-- --help` for the options.
+//! Will it fit? `cargo run --release --example fit -- --params 7B --memory 24G`, and `-- --help`
+//! for the options.
 //!
 //! The gpt example's step without data, and the settings of it that fit into some memory.
 
@@ -43,13 +44,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// Says what a training step of the gpt example takes, and which settings fit into a device's memory, the fastest first. Nothing is
-/// computed, and no GPU is needed.
+/// Says what a training step of the gpt example takes, and which settings fit into a device's
+/// memory, the fastest first. Nothing is computed, and no GPU is needed.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "fit", args_override_self = true)]
 pub struct Fit {
-    /// Parameters of a model in the shapes of GPT-3, the nearest below or above: 125M, 1.3B, 7B, .. It replaces --layers, --heads and
-    /// --width; its vocabulary is GPT-2's
+    /// Parameters of a model in the shapes of GPT-3, the nearest below or above: 125M, 1.3B, 7B, ..
+    /// It replaces --layers, --heads and --width; its vocabulary is GPT-2's
     #[arg(long, value_parser = count, help_heading = "Fit")]
     pub params: Option<u64>,
 
@@ -57,11 +58,13 @@ pub struct Fit {
     #[arg(long, value_parser = bytes, default_value = "24G", help_heading = "Fit")]
     pub memory: u64,
 
-    /// Device whose speed tells the time of an update. A GPU's memory is given out in the pages of CubeCL's pools
+    /// Device whose speed tells the time of an update. A GPU's memory is given out in the pages of
+    /// CubeCL's pools
     #[arg(long, value_enum, default_value_t = DeviceName::Rtx4090, help_heading = "Fit")]
     pub device: DeviceName,
 
-    /// Count tensors and the workspace of burn-flex's kernels, without the pages of CubeCL's memory pools and without Fusion
+    /// Count tensors and the workspace of burn-flex's kernels, without the pages of CubeCL's memory
+    /// pools and without Fusion
     #[arg(long, help_heading = "Fit")]
     pub no_pools: bool,
 
@@ -73,8 +76,8 @@ pub struct Fit {
     #[arg(long, value_name = "FILE", help_heading = "Fit")]
     pub plot: Option<PathBuf>,
 
-    /// The gpt example's options. --batch, --accum, --amp, --checkpoint, --zero, --offload and --offload-param give the setting that is looked at first;
-    /// --ranks says how many ranks there are
+    /// The gpt example's options. --batch, --accum, --amp, --checkpoint, --zero, --offload and --offload-param
+    /// give the setting that is looked at first; --ranks says how many ranks there are
     #[command(flatten)]
     pub gpt: Options,
 }
@@ -258,8 +261,9 @@ impl Fit {
         Ok(model)
     }
 
-    /// Settings with a byte budget where keeping all activations does not fit: for each precision, as the best setting shares its optimizer
-    /// out, the two smallest micro-batches that need one. The budget is what the device has left.
+    /// Settings with a byte budget where keeping all activations does not fit: for each precision,
+    /// as the best setting shares its optimizer out, the two smallest micro-batches that need one.
+    /// The budget is what the device has left.
     fn budgets(&self, plan: &Plan<Setting>, runs: &mut Runs) -> Vec<Planned<Setting>> {
         let Some(best) = plan.fitting.first().or(plan.too_large.first()) else {
             return Vec::new();
@@ -371,7 +375,8 @@ impl<'a> Runs<'a> {
     }
 }
 
-/// The shape of GPT-3 with the nearest number of parameters (Brown et al. 2020, table 2.1): layers, width, heads.
+/// The shape of GPT-3 with the nearest number of parameters (Brown et al. 2020, table 2.1): layers,
+/// width, heads.
 fn shape(parameters: u64) -> (usize, usize, usize) {
     const SHAPES: [(u64, usize, usize, usize); 10] = [
         (125_000_000, 12, 768, 12),
@@ -438,8 +443,9 @@ fn update_on<B: AutodiffBackend<Device = MetaDevice>>(
     estimate_on::<B, _>(device, model, step).0
 }
 
-/// The settings with this effective batch of a rank: micro-batches that are powers of two, the one that is asked for, and the whole. Those
-/// that keep most activations come first, each with the smallest micro-batch first.
+/// The settings with this effective batch of a rank: micro-batches that are powers of two, the one
+/// that is asked for, and the whole. Those that keep most activations come first, each with the
+/// smallest micro-batch first.
 fn settings(effective_batch: usize, asked: Setting) -> Vec<Setting> {
     let lower = match asked.amp {
         Amp::Off => Amp::Bf16,
@@ -754,7 +760,8 @@ mod tests {
         let plot = format!("--plot {}", file.display());
         let options = "--no-pools --layers 2 --width 64 --context 64 --effective-batch 8";
         let all = run(&format!("{options} --memory 1G"));
-        // Two precisions, four things to do with activations, four micro-batches, optimizer and parameters on the device or the host.
+        // Two precisions, four things to do with activations, four micro-batches, optimizer and
+        // parameters on the device or the host.
         assert_eq!(all.plan.fitting.len(), 2 * 4 * 4 * 2 * 2);
         let peaks = || {
             all.plan
@@ -888,8 +895,8 @@ mod tests {
         },
     };
 
-    /// Against every setting run on its own with all of its micro-batches, by counted cost, for limits that let through all, half, a quarter and
-    /// an eighth of them.
+    /// Against every setting run on its own with all of its micro-batches, by counted cost, for
+    /// limits that let through all, half, a quarter and an eighth of them.
     #[test]
     fn the_plan_is_as_fast_as_an_exhaustive_search() {
         for profile in [DeviceProfile::RTX_4090, CPU] {
@@ -984,7 +991,8 @@ mod tests {
         assert_eq!((best.batch, best.accum), (12, 1));
     }
 
-    /// The gpt example's own model in less memory than it needs: where the host computes, replays, records and searches take longer than more launches.
+    /// The gpt example's own model in less memory than it needs: where the host computes, replays,
+    /// records and searches take longer than more launches.
     #[test]
     fn on_a_cpu_a_smaller_micro_batch_is_chosen_before_a_budget() {
         let plan = run_on("--device cpu --batch 16 --memory 24M", CPU).plan;

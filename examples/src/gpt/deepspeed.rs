@@ -1,4 +1,5 @@
-//! What the sections of DeepSpeed's file mean that burn-zero leaves to the program: precision and optimizer.
+//! What the sections of DeepSpeed's file mean that burn-zero leaves to the program: precision and
+//! optimizer.
 
 use burn_amp::GradScalerConfig;
 use burn_zero::{ConfigError, HostAdamWConfig, ZeroConfig};
@@ -24,7 +25,8 @@ impl DeepSpeed {
     ///
     /// # Errors
     ///
-    /// Those of [`ZeroConfig::from_deepspeed_json_with`]; an optimizer other than AdamW, a schedule, a number that cannot work.
+    /// Those of [`ZeroConfig::from_deepspeed_json_with`]; an optimizer other than AdamW, a
+    /// schedule, a number that cannot work.
     pub fn read(text: &str, auto: &dyn Fn(&str) -> Option<Value>) -> Result<Self, ConfigError> {
         let file: Value = serde_json::from_str(text).unwrap_or_default();
         if !file["scheduler"].is_null() {
@@ -48,7 +50,8 @@ fn refused(path: &str, reason: impl ToString) -> ConfigError {
     }
 }
 
-/// Keys without effect here: operations cast their inputs, gradients are f32 at once, the optimizer is fused where it can be.
+/// Keys without effect here: operations cast their inputs, gradients are f32 at once, the optimizer
+/// is fused where it can be.
 const IGNORED: [&str; 7] = [
     "auto_cast",
     "fused_mode",
@@ -138,8 +141,8 @@ struct Adam {
     torch_adam: bool,
 }
 
-/// In DeepSpeed `"Adam"` is AdamW unless `adam_w_mode` is false, and `"AdamW"` always is. With `torch_adam` the optimizer is
-/// PyTorch's, with the default weight decay of its AdamW.
+/// In DeepSpeed `"Adam"` is AdamW unless `adam_w_mode` is false, and `"AdamW"` always is. With
+/// `torch_adam` the optimizer is PyTorch's, with the default weight decay of its AdamW.
 fn adamw(section: &Value) -> Result<(f64, HostAdamWConfig), ConfigError> {
     const PARAMS: &str = "optimizer.params";
 

@@ -7,8 +7,8 @@ use crate::backend::BackendMissing;
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]
 pub enum GptError {
-    /// Options, or a file of `--config`, that cannot be, alone or together or for this text, device or number of ranks: the values, and
-    /// what would be right.
+    /// Options, or a file of `--config`, that cannot be, alone or together or for this text, device
+    /// or number of ranks: the values, and what would be right.
     #[error("{0}")]
     Options(String),
 

@@ -25,8 +25,8 @@ const BATCH: u64 = 16;
 /// Highest learning rate by default.
 const LEARNING_RATE: f64 = 2e-3;
 
-/// All settings of a run over a known number of ranks, beside those of the model and the data. Its display is what training prints
-/// at the start.
+/// All settings of a run over a known number of ranks, beside those of the model and the data. Its
+/// display is what training prints at the start.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
     /// Precision of the forward and backward pass.
@@ -44,8 +44,8 @@ pub struct Job {
 }
 
 impl Job {
-    /// Puts the command line and its file together, for so many ranks. What the command line says counts, then the file, then the
-    /// defaults.
+    /// Puts the command line and its file together, for so many ranks. What the command line says
+    /// counts, then the file, then the defaults.
     ///
     /// # Errors
     ///
@@ -85,7 +85,8 @@ impl Job {
         })
     }
 
-    /// The model of the options, its parameters where this job has them. In host memory they are drawn one at a time.
+    /// The model of the options, its parameters where this job has them. In host memory they are
+    /// drawn one at a time.
     pub fn model<B: AutodiffBackend>(&self, options: &Options, device: &B::Device) -> Gpt<B> {
         let model = options.model();
         match self.zero.offload_param {
@@ -121,7 +122,8 @@ impl Job {
     }
 }
 
-/// The batch sizes that are given. Until the micro-batch for an `--effective-batch` is found, it is the whole of it.
+/// The batch sizes that are given. Until the micro-batch for an `--effective-batch` is found, it is
+/// the whole of it.
 fn batches(options: &Options, file: BatchConfig, ranks: usize) -> Result<BatchConfig, GptError> {
     let size = |size: Option<usize>| size.map(|size| size as u64);
     match (options.effective_batch, ranks) {
@@ -153,7 +155,8 @@ fn default_adamw() -> HostAdamWConfig {
     }
 }
 
-/// The values for the file's `"auto"`: from the options, their defaults where they are not given, and the model.
+/// The values for the file's `"auto"`: from the options, their defaults where they are not given,
+/// and the model.
 fn auto(options: &Options, key: &str) -> Option<Value> {
     let adamw = default_adamw();
     Some(match key {

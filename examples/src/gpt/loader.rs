@@ -61,8 +61,8 @@ impl Cut {
 
     /// At most `most` positions evenly spread over the whole text, for validation.
     ///
-    /// Their number is a multiple of an update's where there are enough of them, so that the mean over batches is the mean over
-    /// bytes, and depends on that number alone.
+    /// Their number is a multiple of an update's where there are enough of them, so that the mean
+    /// over batches is the mean over bytes, and depends on that number alone.
     pub fn spread(&self, batch: &BatchSizes, most: usize) -> Vec<usize> {
         let (size, update) = (batch.micro as usize, batch.train as usize);
         let count = (self.last() / self.context + 1).min(most.max(update));
@@ -91,11 +91,12 @@ impl<B: Backend> Batcher<B, usize, TokenBatch<B>> for Cut {
     }
 }
 
-/// Loads random sequences for training, one epoch after the other: each [`iter`](DataLoader::iter) is the next one.
+/// Loads random sequences for training, one epoch after the other: each [`iter`](DataLoader::iter)
+/// is the next one.
 ///
-/// Which sequences an update reads depends on the seed and on their number from the start of the training alone, however they fall
-/// into epochs, micro-batches and ranks. Each rank has an equal part of the items of an epoch. The micro-batches of an update are
-/// assigned to the ranks in turn.
+/// Which sequences an update reads depends on the seed and on their number from the start of the
+/// training alone, however they fall into epochs, micro-batches and ranks. Each rank has an equal
+/// part of the items of an epoch. The micro-batches of an update are assigned to the ranks in turn.
 pub struct Loader<B: Backend> {
     cut: Cut,
     batch: BatchSizes,
@@ -156,8 +157,8 @@ impl<B: Backend> Loader<B> {
 }
 
 impl<B: Backend> DataLoader<B, TokenBatch<B>> for Loader<B> {
-    /// Starts the next epoch, and the random numbers of its steps: a function of seed, rank and epoch, so that a resumed training
-    /// draws the same dropout masks as one without the break.
+    /// Starts the next epoch, and the random numbers of its steps: a function of seed, rank and
+    /// epoch, so that a resumed training draws the same dropout masks as one without the break.
     fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<TokenBatch<B>> + 'a> {
         let epoch = self.next_epoch.fetch_add(1, Ordering::Relaxed);
         let rank = (self.items.start / self.of_rank(self.plan.epoch)) as u64;
@@ -209,7 +210,8 @@ impl<B: Backend> DataLoaderIterator<TokenBatch<B>> for Epoch<'_, B> {
     }
 }
 
-/// The `index`-th output of SplitMix64 (Steele, Lea and Flood 2014) from this seed, without those before it.
+/// The `index`-th output of SplitMix64 (Steele, Lea and Flood 2014) from this seed, without those
+/// before it.
 pub fn hash(seed: u64, index: u64) -> u64 {
     let z = seed.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

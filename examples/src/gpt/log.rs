@@ -58,7 +58,8 @@ impl MetricLogger for Log {
                 _ => self.losses.train = mean,
             }
         }
-        // Burn counts the epochs of metrics from 1 also in a training that is resumed, and would write over the files of the first.
+        // Burn counts the epochs of metrics from 1 also in a training that is resumed, and would
+        // write over the files of the first.
         self.files.log(update, epoch.max(self.first_epoch), split);
     }
 

@@ -1,13 +1,17 @@
-//! A GPT on real text, trained through Burn's `Learner` in the precision, and on the backend, that the command line says.
+//! A GPT on real text, trained through Burn's `Learner` in the precision, and on the backend, that
+//! the command line says.
 //!
 //! From the command to the report:
 //!
-//! - [`options`]: the command line; [`deepspeed`]: the file of `--config`; [`job`]: both; [`error`]: what can go wrong;
+//! - [`options`]: the command line; [`deepspeed`]: the file of `--config`; [`job`]: both;
+//!   [`error`]: what can go wrong;
 //! - [`text`]: the bytes; [`loader`]: batches of them;
 //! - [`model`]: the transformer; [`step`]: its loss, and what the Learner asks of it;
-//! - [`precision`]: mixed precision; [`recompute`]: what becomes of activations; [`optimizer`]: AdamW, on the device or on the host,
-//!   whole or sharded; [`ranks`]: who trains; [`rehearsal`]: the largest micro-batch that fits, the memory of a step;
-//! - [`mod@train`]: all of it put together in the Learner; [`resume`]: its records, [`log`]: its metrics; [`sample`], [`report`]: the end.
+//! - [`precision`]: mixed precision; [`recompute`]: what becomes of activations; [`optimizer`]:
+//!   AdamW, on the device or on the host, whole or sharded; [`ranks`]: who trains; [`rehearsal`]:
+//!   the largest micro-batch that fits, the memory of a step;
+//! - [`mod@train`]: all of it put together in the Learner; [`resume`]: its records, [`log`]: its
+//!   metrics; [`sample`], [`report`]: the end.
 
 pub mod deepspeed;
 pub mod error;
@@ -37,12 +41,13 @@ use options::Options;
 use precision::Training;
 use report::Report;
 
-/// Trains on the backend that the options name, and reports where rank 0 is: nothing in the other processes of a job.
+/// Trains on the backend that the options name, and reports where rank 0 is: nothing in the other
+/// processes of a job.
 ///
 /// # Errors
 ///
-/// The options contradict each other or the file of `--config`, the backend is not compiled in, or the
-/// [training](train::train) fails.
+/// The options contradict each other or the file of `--config`, the backend is not compiled in, or
+/// the [training](train::train) fails.
 pub fn run(options: &Options) -> Result<Option<Report>, GptError> {
     options.validate()?;
     let job = Job::new(options, ranks::number_of_ranks(options)?)?;

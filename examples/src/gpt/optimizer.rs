@@ -1,4 +1,5 @@
-//! The optimizer: AdamW with its state on the device or on the host, clipped, in a [`ZeroOptimizer`].
+//! The optimizer: AdamW with its state on the device or on the host, clipped, in a
+//! [`ZeroOptimizer`].
 //!
 //! One type for both places, so that the training is compiled once.
 
@@ -39,7 +40,8 @@ pub enum PlacedRecord<B: AutodiffBackend> {
     Host(OffloadRecord),
 }
 
-/// The optimizer of a job over `ranks` ranks. It goes into a Learner with a ZeroStrategy, and there into the layers around it.
+/// The optimizer of a job over `ranks` ranks. It goes into a Learner with a ZeroStrategy, and there
+/// into the layers around it.
 ///
 /// # Errors
 ///
@@ -49,7 +51,8 @@ pub fn optimizer<B: AutodiffBackend>(
     ranks: usize,
 ) -> Result<ZeroOptimizer<ClipGlobalNorm<PlacedAdamW<B>>>, GptError> {
     let adamw = PlacedAdamW::new(job)?;
-    // Without clipping the limit is `f32::MAX`: gradients are multiplied with 1, which changes no bit, and the type is the same.
+    // Without clipping the limit is `f32::MAX`: gradients are multiplied with 1, which changes no
+    // bit, and the type is the same.
     let max_norm = job.zero.gradient_clipping.unwrap_or(f32::MAX.into());
     let clip =
         ClipGlobalNorm::new(adamw, max_norm as f32).expect("the configuration's norm is positive");

@@ -13,13 +13,15 @@ use super::precision::Amp;
 use super::recompute::Checkpoint;
 use crate::backend::BackendName;
 
-/// Trains a decoder-only transformer on the bytes of a text, then writes a table, a sample and a report.
+/// Trains a decoder-only transformer on the bytes of a text, then writes a table, a sample and a
+/// report.
 ///
 /// Without options it trains on this repository's own sources for two to five minutes on two cores.
 #[derive(Parser, Clone, Debug, PartialEq)]
 #[command(name = "gpt", version, args_override_self = true)]
 pub struct Options {
-    /// Precision of the forward and backward pass; parameters and optimizer stay in f32 [default: off]
+    /// Precision of the forward and backward pass; parameters and optimizer stay in f32 [default:
+    /// off]
     #[arg(long, value_enum, help_heading = "Training")]
     pub amp: Option<Amp>,
 
@@ -27,7 +29,8 @@ pub struct Options {
     #[arg(long, default_value_t = 1200, value_parser = positive(), help_heading = "Training")]
     pub steps: usize,
 
-    /// Sequences in a batch of a rank, that is, a micro-batch: what is in memory at once [default: 16]
+    /// Sequences in a batch of a rank, that is, a micro-batch: what is in memory at once [default:
+    /// 16]
     #[arg(long, value_parser = positive(), help_heading = "Training")]
     pub batch: Option<usize>,
 
@@ -35,7 +38,8 @@ pub struct Options {
     #[arg(long, value_parser = positive(), help_heading = "Training")]
     pub accum: Option<usize>,
 
-    /// Sequences in an update, instead of --batch and --accum: in the largest batches that fit into the memory
+    /// Sequences in an update, instead of --batch and --accum: in the largest batches that fit into
+    /// the memory
     #[arg(long, value_name = "SEQUENCES", value_parser = positive(), help_heading = "Training")]
     #[arg(conflicts_with_all = ["batch", "accum"])]
     pub effective_batch: Option<usize>,
@@ -45,7 +49,8 @@ pub struct Options {
     #[arg(requires = "effective_batch", conflicts_with_all = ["batch", "accum"])]
     pub memory_limit: Option<u64>,
 
-    /// What becomes of activations until backward: none, block, keep-compute, offload, budget=MIB or budget=40%
+    /// What becomes of activations until backward: none, block, keep-compute, offload, budget=MIB
+    /// or budget=40%
     #[arg(long, value_name = "HOW", default_value_t = Checkpoint::None, help_heading = "Training")]
     pub checkpoint: Checkpoint,
 
@@ -57,8 +62,8 @@ pub struct Options {
     #[arg(long, value_parser = learning_rate, help_heading = "Training")]
     pub lr: Option<f64>,
 
-    /// Updates over which the learning rate rises to its highest; a cosine over all updates goes down to a tenth
-    /// [default: a tenth of the steps, at most 1000]
+    /// Updates over which the learning rate rises to its highest; a cosine over all updates goes
+    /// down to a tenth [default: a tenth of the steps, at most 1000]
     #[arg(long, value_name = "STEPS", help_heading = "Training")]
     pub warmup: Option<usize>,
 
@@ -75,15 +80,18 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t = BackendName::Flex, help_heading = "Training")]
     pub backend: BackendName,
 
-    /// DeepSpeed's JSON: batch sizes, precision, ZeRO, offload, clipping, AdamW. Options that are given count before it, but for its train_batch_size
+    /// DeepSpeed's JSON: batch sizes, precision, ZeRO, offload, clipping, AdamW. Options that are
+    /// given count before it, but for its train_batch_size
     #[arg(long, value_name = "FILE", help_heading = "Ranks")]
     pub config: Option<PathBuf>,
 
-    /// What is sharded over ranks: 0 nothing (plain data parallel), 1 optimizer state, 2 gradients too, 3 parameters too [default: 0]
+    /// What is sharded over ranks: 0 nothing (plain data parallel), 1 optimizer state, 2 gradients
+    /// too, 3 parameters too [default: 0]
     #[arg(long, value_name = "STAGE", value_parser = stage, help_heading = "Ranks")]
     pub zero: Option<Stage>,
 
-    /// Ranks, as threads of this process, a device each; under mpirun and srun their processes are the ranks [default: 1]
+    /// Ranks, as threads of this process, a device each; under mpirun and srun their processes are
+    /// the ranks [default: 1]
     #[arg(long, value_parser = positive(), help_heading = "Ranks")]
     pub ranks: Option<usize>,
 
@@ -115,7 +123,8 @@ pub struct Options {
     #[arg(long, default_value_t = 0.0, value_parser = probability, help_heading = "Model")]
     pub dropout: f64,
 
-    /// Files to train on, in this order [default: the sources of this repository, which are part of the program]
+    /// Files to train on, in this order [default: the sources of this repository, which are part of
+    /// the program]
     #[arg(long, value_name = "FILE", num_args = 1.., help_heading = "Data")]
     pub text: Vec<PathBuf>,
 
@@ -123,7 +132,8 @@ pub struct Options {
     #[arg(long, help_heading = "Run")]
     pub resume: bool,
 
-    /// Draw the memory over one step, with what is dropped and what comes back, into this SVG file; into a JSON file for Perfetto if it ends so
+    /// Draw the memory over one step, with what is dropped and what comes back, into this SVG file;
+    /// into a JSON file for Perfetto if it ends so
     #[arg(long, value_name = "FILE", help_heading = "Run")]
     pub memory_plot: Option<PathBuf>,
 

@@ -13,8 +13,8 @@ use serde::Serialize;
 /// What differentiates on `B`, and what `fit` estimates.
 pub type Differentiating<B> = FusedBackward<Autodiff<Remat<B>>>;
 
-/// The backend that trains on `B`, for every precision, every choice for activations and every number of ranks: one type, so the
-/// training is compiled once for each backend.
+/// The backend that trains on `B`, for every precision, every choice for activations and every
+/// number of ranks: one type, so the training is compiled once for each backend.
 pub type Training<B> = Autocast<Sharded<Differentiating<B>>, Configured>;
 
 /// What `--amp` chooses from.

@@ -17,7 +17,8 @@ pub type Rank = Arc<dyn ProcessGroup>;
 ///
 /// # Errors
 ///
-/// [`GptError::Options`] if both name a number and differ, or if this build does not support the launcher's ranks.
+/// [`GptError::Options`] if both name a number and differ, or if this build does not support the
+/// launcher's ranks.
 pub fn number_of_ranks(options: &Options) -> Result<usize, GptError> {
     let Some(processes) = launched() else {
         return Ok(options.ranks.unwrap_or(1));

@@ -25,7 +25,8 @@ pub enum Checkpoint {
 }
 
 impl Checkpoint {
-    /// Runs a part of the forward pass in its scope. Without `Remat` below autodiff all its activations are kept.
+    /// Runs a part of the forward pass in its scope. Without `Remat` below autodiff all its
+    /// activations are kept.
     pub fn scope<R: Outputs>(self, label: &str, forward: impl FnOnce() -> R) -> R {
         let policy = match self {
             Self::Block => Policy::Recompute,
@@ -36,7 +37,8 @@ impl Checkpoint {
         checkpoint_labelled(label, policy, forward)
     }
 
-    /// The limit for activations, to be [installed](MemoryBudget::install) on the thread that trains.
+    /// The limit for activations, to be [installed](MemoryBudget::install) on the thread that
+    /// trains.
     pub fn budget(self) -> Option<MemoryBudget> {
         match self {
             Self::BudgetMib(mebibytes) => Some(MemoryBudget::bytes(mebibytes << 20)),

@@ -1,4 +1,5 @@
-//! A few steps that are thrown away: they find the largest micro-batch that fits, and show the memory of a step.
+//! A few steps that are thrown away: they find the largest micro-batch that fits, and show the
+//! memory of a step.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -22,8 +23,9 @@ use super::options::Options;
 use super::precision::Training;
 use crate::pools::{device_bytes, memory_probe};
 
-/// Trains two windows of two micro-batches of this size and drops the result; `begins` is called before each micro-step, with
-/// the budget in force. Budget, scaler and optimizer are its own, so the training's stay new. Draws random numbers.
+/// Trains two windows of two micro-batches of this size and drops the result; `begins` is called
+/// before each micro-step, with the budget in force. Budget, scaler and optimizer are its own, so
+/// the training's stay new. Draws random numbers.
 fn rehearsal<B: AutodiffBackend>(
     options: &Options,
     job: &Job,
@@ -47,7 +49,8 @@ fn rehearsal<B: AutodiffBackend>(
     });
 }
 
-/// Finds the largest micro-batch for `--effective-batch` that fits into the memory, and sets it in the job. Returns the trials.
+/// Finds the largest micro-batch for `--effective-batch` that fits into the memory, and sets it in
+/// the job. Returns the trials.
 ///
 /// # Errors
 ///
@@ -79,8 +82,8 @@ pub fn find_window<B: AutodiffBackend>(
     Ok(Some(found))
 }
 
-/// Draws what a step holds in memory, one operation after the other, into an SVG file, or writes it into a JSON file that Perfetto opens. Prints
-/// what holds the most at the peak.
+/// Draws what a step holds in memory, one operation after the other, into an SVG file, or writes it
+/// into a JSON file that Perfetto opens. Prints what holds the most at the peak.
 ///
 /// # Errors
 ///

@@ -11,17 +11,19 @@ use super::log::EpochLosses;
 
 /// The content of `report.json`.
 ///
-/// Losses, skipped steps and sample are the same on every run with the same options, text and machine; speed and memory
-/// are measured.
+/// Losses, skipped steps and sample are the same on every run with the same options, text and
+/// machine; speed and memory are measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// Mean training loss of the last epoch, in nats a byte.
     pub train_loss: f64,
     /// Loss on the held-out text after the last step, in nats a byte.
     pub valid_loss: f64,
-    /// Bytes of text trained on in a second, with validations and records; of this process only when it resumed a run.
+    /// Bytes of text trained on in a second, with validations and records; of this process only
+    /// when it resumed a run.
     pub tokens_per_second: f64,
-    /// The peak of this process's resident memory on the host; `None` where the system does not report it.
+    /// The peak of this process's resident memory on the host; `None` where the system does not
+    /// report it.
     pub peak_bytes: Option<u64>,
     /// Micro-batches that were skipped because a gradient was not finite.
     pub skipped_steps: u64,

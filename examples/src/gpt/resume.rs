@@ -13,8 +13,8 @@ use super::loader::hash;
 use super::options::Options;
 use super::text::Text;
 
-/// Prepares the directory of a new run, and removes an earlier one's records and metrics from it; or, to resume, checks that the run
-/// there can go on with these settings. Returns the first epoch.
+/// Prepares the directory of a new run, and removes an earlier one's records and metrics from it;
+/// or, to resume, checks that the run there can go on with these settings. Returns the first epoch.
 ///
 /// # Errors
 ///
@@ -66,7 +66,8 @@ pub fn open(options: &Options, job: &Job, text: &Text) -> Result<usize, GptError
     Ok(last + 1)
 }
 
-/// What must stay the same. The number of sequences in an update must, but not how they fall into micro-batches and ranks.
+/// What must stay the same. The number of sequences in an update must, but not how they fall into
+/// micro-batches and ranks.
 fn settings(options: &Options, job: &Job, text: &Text) -> Value {
     let bytes = text.train.iter().chain(&text.valid);
     let text_hash = bytes.fold(0, |state, byte| hash(state, u64::from(*byte)));
@@ -90,7 +91,8 @@ fn settings(options: &Options, job: &Job, text: &Text) -> Value {
     })
 }
 
-/// The last epoch of which all three records of Burn's Learner are there and whole: a run that is killed while it writes one leaves a part.
+/// The last epoch of which all three records of Burn's Learner are there and whole: a run that is
+/// killed while it writes one leaves a part.
 fn last_record(records: &Path) -> Option<usize> {
     let epoch = |path: PathBuf| -> Option<usize> {
         let name = path.file_stem()?.to_str()?;

@@ -31,14 +31,16 @@ pub fn sample<B: Backend>(model: &Gpt<B>, length: usize, seed: u64, device: &B::
     printable(&bytes)
 }
 
-/// The text of the bytes, with control characters replaced: a model that has learned little writes any byte.
+/// The text of the bytes, with control characters replaced: a model that has learned little writes
+/// any byte.
 pub fn printable(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let is_harmful = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
     text.replace(is_harmful, "\u{fffd}")
 }
 
-/// The token at which the cumulated softmax of the logits passes `at`, a number of at least 0 and below 1.
+/// The token at which the cumulated softmax of the logits passes `at`, a number of at least 0 and
+/// below 1.
 pub fn draw(logits: &[f64], at: f64) -> i32 {
     let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let weight = |logit: &f64| ((logit - most) / TEMPERATURE).exp();

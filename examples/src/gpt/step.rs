@@ -10,7 +10,8 @@ use burn_zero::RankItem;
 use super::loader::TokenBatch;
 use super::model::Gpt;
 
-/// The output of a step for the metrics: only the loss, so that a step waits for one number and not for all logits.
+/// The output of a step for the metrics: only the loss, so that a step waits for one number and not
+/// for all logits.
 pub struct LossOutput<B: Backend> {
     loss: Tensor<B, 1>,
 }

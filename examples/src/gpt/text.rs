@@ -18,15 +18,18 @@ pub struct Text {
     pub valid: Vec<u8>,
 }
 
-/// The held-out tenth is taken in this many pieces, evenly spread: the end of a text is seldom like its beginning.
+/// The held-out tenth is taken in this many pieces, evenly spread: the end of a text is seldom like
+/// its beginning.
 const PIECES: usize = 20;
 
 impl Text {
-    /// The text of these files; without files the sources of this repository, which are part of the program.
+    /// The text of these files; without files the sources of this repository, which are part of the
+    /// program.
     ///
     /// # Errors
     ///
-    /// [`GptError::Io`]; [`GptError::Options`] if a part of the text does not hold one sequence and the byte after it.
+    /// [`GptError::Io`]; [`GptError::Options`] if a part of the text does not hold one sequence and
+    /// the byte after it.
     pub fn load(files: &[PathBuf], context: usize) -> Result<Self, GptError> {
         let mut bytes = Vec::new();
         for file in files {

@@ -47,7 +47,8 @@ const SAMPLE_BYTES: usize = 400;
 ///
 /// # Errors
 ///
-/// Anything that [`GptError`] lists, the first of it before the first step wherever that is possible.
+/// Anything that [`GptError`] lists, the first of it before the first step wherever that is
+/// possible.
 pub fn train<B: AutodiffBackend>(
     options: &Options,
     mut job: Job,

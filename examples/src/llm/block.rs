@@ -7,7 +7,8 @@ use burn::tensor::activation::silu;
 use super::attention::linear;
 use super::{GroupedAttention, LlmConfig, Rotation};
 
-/// Attention, then a gated feed-forward network; each reads a normalised copy of the residual stream and adds to it.
+/// Attention, then a gated feed-forward network; each reads a normalised copy of the residual
+/// stream and adds to it.
 #[derive(Module, Debug)]
 pub struct DecoderBlock<B: Backend> {
     input_layernorm: RmsNorm<B>,

@@ -19,7 +19,8 @@ pub enum Architecture {
     Qwen3,
 }
 
-/// How the angles of the rotary embedding are scaled for longer sequences than those of the pretraining.
+/// How the angles of the rotary embedding are scaled for longer sequences than those of the
+/// pretraining.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RotaryScaling {
     /// Not at all.
@@ -29,7 +30,8 @@ pub enum RotaryScaling {
         /// The factor.
         factor: f64,
     },
-    /// Llama 3's: low frequencies are divided by the factor, high ones stay, those between are interpolated.
+    /// Llama 3's: low frequencies are divided by the factor, high ones stay, those between are
+    /// interpolated.
     Llama3 {
         /// The factor.
         factor: f64,
@@ -84,8 +86,8 @@ impl LlmConfig {
     ///
     /// # Errors
     ///
-    /// The file cannot be read, lacks a key, or asks for what these models do not have: another architecture, a sliding
-    /// window, another activation or rotary embedding, quantized weights.
+    /// The file cannot be read, lacks a key, or asks for what these models do not have: another
+    /// architecture, a sliding window, another activation or rotary embedding, quantized weights.
     pub fn read(folder: &Path) -> Result<Self, LlmError> {
         let path = folder.join("config.json");
         let text = fs_err::read_to_string(&path)?;

@@ -1,4 +1,5 @@
-//! Language models that others have published: Llama, Mistral, Qwen2 and Qwen3, from a Hugging Face directory.
+//! Language models that others have published: Llama, Mistral, Qwen2 and Qwen3, from a Hugging Face
+//! directory.
 //!
 //! ```no_run
 //! use burn::tensor::{Int, Tensor};

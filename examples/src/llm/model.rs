@@ -9,7 +9,8 @@ use burn_fused::LinearCrossEntropyLossConfig;
 use super::attention::linear;
 use super::{DecoderBlock, LlmConfig, LlmError, Rotation, weights};
 
-/// A decoder with its head. Its parameters have the paths of the files' tensors, but for a norm's `gamma`, which is `weight` there.
+/// A decoder with its head. Its parameters have the paths of the files' tensors, but for a norm's
+/// `gamma`, which is `weight` there.
 #[derive(Module, Debug)]
 pub struct Llm<B: Backend> {
     model: Decoder<B>,
@@ -28,7 +29,8 @@ pub struct Decoder<B: Backend> {
 }
 
 impl LlmConfig {
-    /// A model whose parameters have no values yet: [`read_weights`](Llm::read_weights) says where they come from.
+    /// A model whose parameters have no values yet: [`read_weights`](Llm::read_weights) says where
+    /// they come from.
     pub fn init<B: Backend>(&self, device: &B::Device) -> Llm<B> {
         let embedding =
             EmbeddingConfig::new(self.vocabulary, self.width).with_initializer(Initializer::Zeros);
@@ -50,12 +52,14 @@ impl LlmConfig {
 }
 
 impl<B: Backend> Llm<B> {
-    /// The model with the weights of a Hugging Face directory, each of which is read when it is first used, in the type of
-    /// the backend's floats: so burn-zero's `offload_parameters`, and `prepare` at stage 3, have one of them at a time.
+    /// The model with the weights of a Hugging Face directory, each of which is read when it is
+    /// first used, in the type of the backend's floats: so burn-zero's `offload_parameters`, and
+    /// `prepare` at stage 3, have one of them at a time.
     ///
     /// # Errors
     ///
-    /// A file that cannot be read, or is no safetensors file; a tensor that the model lacks, or has in another shape.
+    /// A file that cannot be read, or is no safetensors file; a tensor that the model lacks, or has
+    /// in another shape.
     ///
     /// # Panics
     ///
@@ -90,7 +94,8 @@ impl<B: Backend> Llm<B> {
         self.hidden(tokens).matmul(self.head_weight().unsqueeze())
     }
 
-    /// The mean cross entropy of every token after the first, in nats a token. The logits never exist whole.
+    /// The mean cross entropy of every token after the first, in nats a token. The logits never
+    /// exist whole.
     ///
     /// # Shapes
     ///

@@ -1,5 +1,5 @@
-//! The rotary embedding (Su et al., arXiv 2104.09864), as Hugging Face's files have it: feature `i` of a head is rotated
-//! together with feature `i + half`.
+//! The rotary embedding (Su et al., arXiv 2104.09864), as Hugging Face's files have it: feature `i`
+//! of a head is rotated together with feature `i + half`.
 
 use std::f64::consts::TAU;
 

@@ -17,7 +17,8 @@ const WHOLE: &str = "model.safetensors";
 /// Names the file of each tensor of a large one.
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Tensors that some files have and the models do not need: tables of the rotary embedding, and the head of a tied model.
+/// Tensors that some files have and the models do not need: tables of the rotary embedding, and the
+/// head of a tied model.
 const UNUSED: [&str; 2] = ["rotary_emb.inv_freq", "lm_head.weight"];
 
 pub(super) fn read_on_use<B: Backend, M: Module<B>>(

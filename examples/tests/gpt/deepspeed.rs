@@ -136,7 +136,8 @@ fn torch_adam_has_pytorchs_weight_decay() {
     assert_eq!(decay("AdamW", mode), 0.01);
 }
 
-/// Of the files that burn-zero loads, each with a feature, those of which this program has not the feature.
+/// Of the files that burn-zero loads, each with a feature, those of which this program has not the
+/// feature.
 const REFUSED: [(&str, &str); 13] = [
     ("adagrad", "optimizer.type: this program trains with AdamW"),
     ("auto_total_steps", "scheduler: this program warms"),

@@ -1,7 +1,7 @@
 //! Whole trainings of a tiny model, through everything that the example goes through.
 //!
-//! Burn's CPU backend draws all random numbers of a process from one generator, so two trainings at once would disturb
-//! each other: the tests here take turns.
+//! Burn's CPU backend draws all random numbers of a process from one generator, so two trainings at
+//! once would disturb each other: the tests here take turns.
 
 mod data;
 mod deepspeed;
@@ -260,7 +260,8 @@ fn parameters(options: &Options, epoch: usize) -> Vec<f32> {
     all.0
 }
 
-/// Parameters move by about 1e-2 an update here, and AdamW makes of the rounding of a small gradient a part of that.
+/// Parameters move by about 1e-2 an update here, and AdamW makes of the rounding of a small
+/// gradient a part of that.
 fn assert_same_parameters(one: &[f32], other: &[f32]) {
     assert_eq!(one.len(), other.len());
     let distances = one

@@ -1,4 +1,5 @@
-//! Models of other people's families compute what transformers computes (`golden.py`), and what is not supported is refused by its name.
+//! Models of other people's families compute what transformers computes (`golden.py`), and what is
+//! not supported is refused by its name.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -19,7 +19,8 @@ use crate::launch::{self, Ended};
 
 type B = Sharded<Autodiff<Flex>>;
 
-/// What a rank of the job that [`a_gpt_trains_within_a_limit_that_it_exceeds_without_stage_two`] starts is called.
+/// What a rank of the job that [`a_gpt_trains_within_a_limit_that_it_exceeds_without_stage_two`]
+/// starts is called.
 pub const PROGRAM: &str = "limited ";
 
 const RANKS: usize = 6;
@@ -35,10 +36,11 @@ const SOON: Duration = Duration::from_secs(100);
 
 /// What a rank may have for its model, in bytes for each byte of its parameters.
 ///
-/// With `N` ranks all hold the parameters, 1. Stage 0 holds gradients, 1, and the state, 2, and comes to 4. Stage 1 comes to the
-/// most when it reduces, with gradients, 1, what is reduced of them, `1 / N`, and the state, `2 / N`: 2.5. Stage 2 comes to the
-/// most when the optimizer makes new pieces of old ones, with three parts of state and gradients, the old pieces and the
-/// new: `1 + 5 / N`, 1.83. Found on one machine were 4.3, 2.6 and 1.9. This is between the last two.
+/// With `N` ranks all hold the parameters, 1. Stage 0 holds gradients, 1, and the state, 2, and
+/// comes to 4. Stage 1 comes to the most when it reduces, with gradients, 1, what is reduced of
+/// them, `1 / N`, and the state, `2 / N`: 2.5. Stage 2 comes to the most when the optimizer makes
+/// new pieces of old ones, with three parts of state and gradients, the old pieces and the new:
+/// `1 + 5 / N`, 1.83. Found on one machine were 4.3, 2.6 and 1.9. This is between the last two.
 const LIMIT: f64 = 2.2;
 
 fn model() -> GptConfig {
@@ -53,8 +55,8 @@ fn data_bytes() -> usize {
     1024 * number.unwrap_or_else(|| panic!("no number of kB in {line:?}"))
 }
 
-/// The program of each process: trains in a stage, and prints what it had before there was a model, how many parameters that has, and
-/// the losses.
+/// The program of each process: trains in a stage, and prints what it had before there was a model,
+/// how many parameters that has, and the losses.
 pub fn rank(stage: &str) {
     let stage = Stage::try_from(stage.parse::<u8>().expect("a number")).expect("a stage");
     let trained = MpiGroup::run(GroupOptions::default(), |group| {
@@ -106,14 +108,16 @@ fn loss(model: &Gpt<B>) -> Tensor<B, 1> {
 
 /// A job whose processes have a limit, in bytes, if there is one.
 fn job(stage: Stage, limit: Option<usize>) -> Ended {
-    // The allocator gives back what is freed and has one arena for all threads: what is held is what is counted.
+    // The allocator gives back what is freed and has one arena for all threads: what is held is
+    // what is counted.
     let counted = "export MALLOC_ARENA_MAX=1 MALLOC_MMAP_THRESHOLD_=65536 MALLOC_TRIM_THRESHOLD_=65536 RAYON_NUM_THREADS=1";
     let limit = limit.map_or(String::new(), |bytes| format!("ulimit -d {}", bytes / 1024));
     let program = format!("{PROGRAM}{}", stage.number());
     launch::run_after(RANKS, &program, &format!("{counted}\n{limit}"), LONGEST)
 }
 
-/// What the ranks of a job had before there was a model, at most, and how many bytes of parameters that has.
+/// What the ranks of a job had before there was a model, at most, and how many bytes of parameters
+/// that has.
 fn base(job: &Ended) -> (usize, usize) {
     let found = job.marked("before ");
     let numbers = found.iter().map(|line| {

@@ -1,5 +1,5 @@
-//! The gpt example under `mpirun`: this program starts itself as the ranks, and compares them with ranks that are threads.
-//! And its model, in ranks whose memory is limited.
+//! The gpt example under `mpirun`: this program starts itself as the ranks, and compares them with
+//! ranks that are threads. And its model, in ranks whose memory is limited.
 
 #[allow(dead_code, reason = "the tests of the library use the rest")]
 #[path = "../../../burn-zero/tests/mpi/launch.rs"]

@@ -64,7 +64,8 @@ fn a_window_of_tokens_is_estimated() {
     assert_eq!(tokens, mean);
 }
 
-/// Burn loads a record to the default device. A parameter without a gradient in the rest of the window is not moved there.
+/// Burn loads a record to the default device. A parameter without a gradient in the rest of the
+/// window is not moved there.
 #[test]
 fn a_resumed_window_leaves_parameters_where_they_are() {
     let _turn = turn();

@@ -1,4 +1,5 @@
-//! What a batch norm keeps for backward, under autocast and in a scope: the figures of docs/mixed-precision.md.
+//! What a batch norm keeps for backward, under autocast and in a scope: the figures of
+//! docs/mixed-precision.md.
 
 use burn::backend::Autodiff;
 use burn::nn::conv::Conv2dConfig;
@@ -28,7 +29,8 @@ fn kept<B: AutodiffBackend>(in_scope: bool) -> f64 {
     let ones = || Tensor::<B, 4>::ones(SHAPE, &device);
     let first = block(ones()); // initialises the parameters
     drop(first.sum().backward());
-    // A worker thread that had no part in the first takes memory of its own in the next: so the least of several.
+    // A worker thread that had no part in the first takes memory of its own in the next: so the
+    // least of several.
     let kept = (0..5).map(|_| {
         let x = ones();
         let before = HEAP.current_usage();

@@ -35,8 +35,9 @@ fn step(budget: Option<MemoryBudget>) -> Estimate {
     estimate
 }
 
-/// So much longer replays by the costs of the device may make a step, by percent of the activations' bytes: shares of what they were by a CPU's costs
-/// (9.7, 14.4, 18.6 and 21.7 % on 2026-11-23).
+/// So much longer replays by the costs of the device may make a step, by percent of the
+/// activations' bytes: shares of what they were by a CPU's costs (9.7, 14.4, 18.6 and 21.7 % on
+/// 2026-11-23).
 const AT_MOST: [(u64, f64); 4] = [
     (80, 0.45 * 0.097),
     (60, 0.7 * 0.144),

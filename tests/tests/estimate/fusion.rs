@@ -26,7 +26,8 @@ fn results_within_a_kernel_take_no_memory() {
     assert_eq!(bytes(device.fused()), (4000, 8000, 8000));
 }
 
-/// A kernel may write a new parameter into the memory of its gradient, which is a gradient until then.
+/// A kernel may write a new parameter into the memory of its gradient, which is a gradient until
+/// then.
 #[test]
 fn gradients_leave_the_device_where_the_optimizer_is_on_the_host() {
     type B = Autodiff<Meta>;

@@ -1,4 +1,5 @@
-//! Burn's Learner on `Meta`, alone and with ranks: a training of the gpt example that runs without data.
+//! Burn's Learner on `Meta`, alone and with ranks: a training of the gpt example that runs without
+//! data.
 
 use std::sync::Arc;
 
@@ -45,7 +46,8 @@ fn loader<B: Backend>(items: usize) -> Arc<dyn DataLoader<B, TokenBatch<B>>> {
     DataLoaderBuilder::new(Zeros).batch_size(4).build(items)
 }
 
-/// An epoch of 3 steps a rank: what it takes on the first rank's device, the bytes of its parameters, and the losses that the Learner logs.
+/// An epoch of 3 steps a rank: what it takes on the first rank's device, the bytes of its
+/// parameters, and the losses that the Learner logs.
 fn train(ranks: usize, stage: Stage) -> (Estimate, u64, Vec<String>) {
     let device = MetaDevice::new(1);
     let name = format!("burn-estimate-learner-{}", std::process::id());
@@ -73,7 +75,8 @@ fn train(ranks: usize, stage: Stage) -> (Estimate, u64, Vec<String>) {
     (estimate, bytes, losses)
 }
 
-/// The Learner keeps the old parameters during a step: with the new ones, gradients and AdamW's two moments five times their bytes.
+/// The Learner keeps the old parameters during a step: with the new ones, gradients and AdamW's two
+/// moments five times their bytes.
 #[test]
 fn a_training_takes_what_its_optimizer_takes() {
     let _turn = turn();

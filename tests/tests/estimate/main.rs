@@ -115,7 +115,8 @@ impl<P: Program> Case<'_, P> {
         })
     }
 
-    /// Checks that the estimate is within 1 % of the heap without what autodiff and Remat note of operations, which the same run on the device without memory takes.
+    /// Checks that the estimate is within 1 % of the heap without what autodiff and Remat note of
+    /// operations, which the same run on the device without memory takes.
     fn check<F, E>(&self, name: &str)
     where
         F: AutodiffBackend,

@@ -1,4 +1,5 @@
-//! One rank of many, simulated: against the formulas of ZeRO (arXiv 1910.02054) and against ranks that are there.
+//! One rank of many, simulated: against the formulas of ZeRO (arXiv 1910.02054) and against ranks
+//! that are there.
 
 use std::sync::Arc;
 
@@ -114,7 +115,8 @@ fn simulated<B: AutodiffBackend<Device = MetaDevice>>(
     )
 }
 
-/// [`with_step`] of a rank with AdamW on the device or on the host; at stage 3 of one rank on the host its parameters are there too.
+/// [`with_step`] of a rank with AdamW on the device or on the host; at stage 3 of one rank on the
+/// host its parameters are there too.
 pub fn with_rank<B: AutodiffBackend, P: Program, R>(
     program: &P,
     device: &B::Device,
@@ -227,7 +229,8 @@ impl Program for Large {
     }
 }
 
-/// What a rank holds and sends and how long its update takes, by stage and number of ranks: the rows that `docs/results/stages_by_ranks.py` draws.
+/// What a rank holds and sends and how long its update takes, by stage and number of ranks: the
+/// rows that `docs/results/stages_by_ranks.py` draws.
 #[test]
 fn stages_of_a_large_model() {
     let _turn = turn();
@@ -320,7 +323,8 @@ where
                 ("sent", derived.sent_bytes, sent),
             ];
             match stage {
-                // Of the three buckets that may be under way some have left: gathers wait for the reductions before them.
+                // Of the three buckets that may be under way some have left: gathers wait for the
+                // reductions before them.
                 Stage::Parameters => {
                     let [derived, run] = [derived.peak_bytes, run.peak_bytes];
                     let most = run as f64 * 1.02 + 3.0 * 4.0 * BUCKET as f64;

@@ -77,8 +77,8 @@ fn on_a_thread<R: Send>(task: impl FnOnce() -> R + Send) -> R {
     done.expect("the task ends")
 }
 
-/// What a step takes in which the device keeps up with the host: elsewhere what the host has dropped may be free before what it made earlier is
-/// allocated.
+/// What a step takes in which the device keeps up with the host: elsewhere what the host has
+/// dropped may be free before what it made earlier is allocated.
 fn taken<M>(
     model: M,
     step: &mut dyn FnMut(M) -> M,
@@ -105,7 +105,8 @@ fn taken<M>(
     }
 }
 
-/// Checks that so many bytes are in use after every operation as the estimate has, and tells how far they differ at most.
+/// Checks that so many bytes are in use after every operation as the estimate has, and tells how
+/// far they differ at most.
 fn check_each(name: &str, real: &Taken, estimated: &Taken) -> f64 {
     let operations = |taken: &Taken| -> Vec<_> {
         let operations = taken.operations.iter();
@@ -166,8 +167,8 @@ impl<P: Program + Sync> Case<'_, P> {
         check_pages(name, pages, real.reserved);
     }
 
-    /// Checks the bytes in use after each operation, and that the pools reserve as much as the estimate says, but for a page, and the few MiB
-    /// that data of the host pass through.
+    /// Checks the bytes in use after each operation, and that the pools reserve as much as the
+    /// estimate says, but for a page, and the few MiB that data of the host pass through.
     fn check_on_vulkan<F, E>(&self, name: &str)
     where
         F: AutodiffBackend,
@@ -227,7 +228,8 @@ fn fused_programs_take_what_is_estimated() {
     );
 }
 
-/// Checks the most bytes in use with Fusion, and tells how far those after each operation are from the estimate.
+/// Checks the most bytes in use with Fusion, and tells how far those after each operation are from
+/// the estimate.
 fn check_most(name: &str, real: &Taken, estimated: &Taken) {
     let pairs = || real.operations.iter().zip(&estimated.operations);
     let same = pairs().filter(|(real, estimated)| real.1.abs_diff(estimated.1) * 1000 <= real.1);
@@ -241,8 +243,8 @@ fn check_most(name: &str, real: &Taken, estimated: &Taken) {
     assert!((0.98..=1.02).contains(&ratio), "{name}: {ratio}");
 }
 
-/// What a rank at stage 3 holds of [`Layers`] at most: its part of parameters, gradients and moments, two units in use, the gradients of one, and
-/// the inputs and outputs of layers.
+/// What a rank at stage 3 holds of [`Layers`] at most: its part of parameters, gradients and
+/// moments, two units in use, the gradients of one, and the inputs and outputs of layers.
 fn share_and_units(ranks: u64) -> u64 {
     const FLOAT_BYTES: u64 = 4;
     let unit = PARAMETERS / 4 * FLOAT_BYTES;

@@ -1,5 +1,5 @@
-//! A branch of the tape that no loss reaches: until the next backward pass Burn keeps the tensors that the branch saved. `Remat` keeps
-//! those of them that are resident, and no more.
+//! A branch of the tape that no loss reaches: until the next backward pass Burn keeps the tensors
+//! that the branch saved. `Remat` keeps those of them that are resident, and no more.
 
 use burn::backend::Autodiff;
 use burn::tensor::backend::{AutodiffBackend, Backend};

@@ -8,7 +8,8 @@ use examples::gpt::recompute::Checkpoint;
 
 use super::{Training, counters, in_use, turn};
 
-/// Bytes that the tape holds after the forward pass of the gpt example's model, four recomputed blocks: on the device, and as they are counted.
+/// Bytes that the tape holds after the forward pass of the gpt example's model, four recomputed
+/// blocks: on the device, and as they are counted.
 fn held<I: Backend>(dropout: f64) -> (u64, u64) {
     type B<I> = Autodiff<Remat<I>>;
     let config = GptConfig::new(256, 4, 2, 64)

@@ -103,7 +103,8 @@ impl<B: Backend> TwoLayers<B> {
     }
 }
 
-/// Of a model of two layers, in a scope and under a budget. A step is a few kernels, so software Vulkan takes many.
+/// Of a model of two layers, in a scope and under a budget. A step is a few kernels, so software
+/// Vulkan takes many.
 fn many_steps_leave_nothing<I: Backend>() {
     let _turn = turn();
     let counters = counters::<I>();

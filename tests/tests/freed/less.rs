@@ -1,4 +1,5 @@
-//! A scope, a policy and a budget each lower what is in use, after a forward pass and at a step's peak.
+//! A scope, a policy and a budget each lower what is in use, after a forward pass and at a step's
+//! peak.
 
 use burn::backend::Autodiff;
 use burn::tensor::backend::{AutodiffBackend, Backend};
@@ -74,8 +75,8 @@ fn scopes_and_budgets_lower_what_is_in_use<I: Backend>() {
         // Flex's tensors are in host memory to begin with.
         assert!(part(offload.forward, plain.forward) < 0.35);
     }
-    // Backward brings back what it needs, at most a block at a time. The peak of the plain training is at least what its tape
-    // holds, even if the samples missed it.
+    // Backward brings back what it needs, at most a block at a time. The peak of the plain training
+    // is at least what its tape holds, even if the samples missed it.
     for lower in [recompute, keep_compute, budget] {
         assert!(part(lower.peak, plain.forward) < 0.9, "{lower:?}");
     }

@@ -14,7 +14,8 @@ use super::{counters, idle, in_use, most_in_use, turn};
 const ROWS: usize = 1024;
 const WIDTH: usize = 64;
 
-/// Columns of the logits. Flex takes more of them, because the tape's nodes are on the heap too and must be a small part of it.
+/// Columns of the logits. Flex takes more of them, because the tape's nodes are on the heap too and
+/// must be a small part of it.
 fn classes<B: Backend>() -> usize {
     match counters::<B>() {
         BackendName::Flex => 16_000,
@@ -57,8 +58,9 @@ fn chunks_take_a_small_part_of_the_logits<I: Backend>() {
     println!("{name}: {chunked} of {full} bytes, logits {logits}");
     // The logits and two tensors of their size in backward.
     assert!(full as f64 > 2.9 * logits, "{full}");
-    // The weight's gradient, twice a quarter of it for the logits of a chunk and an eighth for a part are 3.4 %. On the heap there are
-    // the tape's nodes too: 43 kB a chunk. A device counts the pages of each size at their most, at whatever time that was.
+    // The weight's gradient, twice a quarter of it for the logits of a chunk and an eighth for a
+    // part are 3.4 %. On the heap there are the tape's nodes too: 43 kB a chunk. A device counts
+    // the pages of each size at their most, at whatever time that was.
     let part = match counters::<I>() {
         BackendName::Flex => 0.05,
         _ => 0.04,

@@ -1,4 +1,5 @@
-//! Evicted tensors are freed: the tests read the bytes in use, as the runtime below the backend counts them; on Flex those of the heap.
+//! Evicted tensors are freed: the tests read the bytes in use, as the runtime below the backend
+//! counts them; on Flex those of the heap.
 //!
 //! The tests run one at a time, because they share the process's heap.
 
@@ -51,8 +52,8 @@ fn in_use<B: Backend>(counters: BackendName) -> u64 {
     }
 }
 
-/// The most bytes in use during a task that waits for the device: exact on the heap, on a device at least what it was (see
-/// [`Pools::most_reserved`]).
+/// The most bytes in use during a task that waits for the device: exact on the heap, on a device at
+/// least what it was (see [`Pools::most_reserved`]).
 fn most_in_use(counters: BackendName, task: impl FnOnce() + Send) -> u64 {
     match counters {
         BackendName::Flex => {
@@ -121,7 +122,8 @@ impl<B: Backend> Training<B> {
 }
 
 impl<B: AutodiffBackend> Training<B> {
-    /// A GPT of six blocks after its first pass, which chooses kernels and makes all lasting allocations.
+    /// A GPT of six blocks after its first pass, which chooses kernels and makes all lasting
+    /// allocations.
     fn warm(hold: Hold) -> (Self, Option<InstalledBudget>) {
         let config = GptConfig::new(32, 6, 2, 32).with_vocabulary(32);
         let training = Self::new(&config, hold.checkpoint(), 8);

@@ -1,4 +1,5 @@
-//! The Rust code of README and of the pages compiles: each of their blocks stands in `code.rs`, word for word, but what needs MPI.
+//! The Rust code of README and of the pages compiles: each of their blocks stands in `code.rs`,
+//! word for word, but what needs MPI.
 
 #[rustfmt::skip] // set as on the pages
 mod code;

@@ -1,4 +1,5 @@
-//! Law: how often the host reads, and how many kernels it launches, for each update. The table of docs/mixed-precision.md.
+//! Law: how often the host reads, and how many kernels it launches, for each update. The table of
+//! docs/mixed-precision.md.
 
 use std::time::Duration;
 
@@ -27,8 +28,9 @@ const R: u64 = 2;
 /// Micro-batches of a window.
 pub const W: u64 = 8;
 
-/// Finding out on the device whether gradients are finite. For each parameter: a product, the sums of its rows, their addition to those of
-/// parameters with as many rows. For each number of rows: a sum, but for 1, and an addition, but for the first. Then the flag.
+/// Finding out on the device whether gradients are finite. For each parameter: a product, the sums
+/// of its rows, their addition to those of parameters with as many rows. For each number of rows: a
+/// sum, but for 1, and an addition, but for the first. Then the flag.
 const VERDICT: u64 = 2 * P + (P - R) + (R - 1) + (R - 1) + 3;
 
 fn model<B: Backend>() -> Vec<Linear<B>> {
@@ -60,8 +62,8 @@ pub fn sgd<B: AutodiffBackend>() -> impl Optimizer<Model<B>, B> {
     SgdConfig::new().init()
 }
 
-/// What `launches` counts in the last of so many `updates` of so many micro-batches each, once with `optimizer` and once with SGD alone.
-/// `settle` comes between the two.
+/// What `launches` counts in the last of so many `updates` of so many micro-batches each, once with
+/// `optimizer` and once with SGD alone. `settle` comes between the two.
 pub fn with_and_without<B: AutodiffBackend, O: Optimizer<Model<B>, B>>(
     mut optimizer: O,
     (updates, micro_batches, tokens): (u64, u64, bool),
@@ -91,8 +93,8 @@ pub fn with_and_without<B: AutodiffBackend, O: Optimizer<Model<B>, B>>(
     (with, without)
 }
 
-/// The host's reads for an update of `micro_batches`, and the launches of the second one without those of forward, backward and SGD.
-/// `settle` waits for reads that have been started.
+/// The host's reads for an update of `micro_batches`, and the launches of the second one without
+/// those of forward, backward and SGD. `settle` waits for reads that have been started.
 fn of_update<O: Optimizer<Model<B>, B>>(
     optimizer: O,
     micro_batches: u64,
@@ -155,7 +157,8 @@ fn a_window_reads_once() {
         AccumConfig::tokens(W as usize),
     ] {
         let tokens = config == AccumConfig::tokens(W as usize);
-        // For each parameter: the mask and the accumulation, but for the first. Then a sum and a division.
+        // For each parameter: the mask and the accumulation, but for the first. Then a sum and a
+        // division.
         let launches = W * (VERDICT + 2 * P) - P + 2 * P;
         let found = of_update(windows(sgd::<B>(), config), W, tokens, no_read_is_late);
         assert_eq!(found, (1, launches));
@@ -178,7 +181,8 @@ fn all_together_read_once_an_update() {
         ] {
             let tokens = config == AccumConfig::tokens(W as usize);
             let optimizer = scaler(detection).wrap(windows(clipped(), config));
-            // Those of a window and of clipping; the loss and its gradient, and unscaling; the next scale, unless the host knows it.
+            // Those of a window and of clipping; the loss and its gradient, and unscaling; the next
+            // scale, unless the host knows it.
             let window = W * (VERDICT + 2 * P) + P;
             let launches = window + 4 * P + 8 + W * (2 + P) + 3 + (W - 2) * 5;
             let found = of_update(optimizer, W, tokens, no_read_is_late);
@@ -187,7 +191,8 @@ fn all_together_read_once_an_update() {
     }
 }
 
-/// A step returns before its flag can be read, also on a backend whose reads wait at their first poll: only the next step needs it.
+/// A step returns before its flag can be read, also on a backend whose reads wait at their first
+/// poll: only the next step needs it.
 #[test]
 fn deferred_detection_does_not_wait_for_the_read_it_starts() {
     let mut optimizer = scaler(Detection::Deferred).wrap(sgd());
@@ -228,7 +233,8 @@ fn late_answers_change_nothing() {
     }
 }
 
-/// The gradients of a window's last micro-batch, each block in a scope, and the casts of the window.
+/// The gradients of a window's last micro-batch, each block in a scope, and the casts of the
+/// window.
 fn casts_of_window<I>(use_before: impl Fn(&[Linear<Autocast<Autodiff<I>>>])) -> (Vec<Vec<f32>>, u64)
 where
     I: Backend,

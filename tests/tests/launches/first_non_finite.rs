@@ -1,4 +1,5 @@
-//! Law: the first operation that overflows is named, with its pass, its parameter and what was before it.
+//! Law: the first operation that overflows is named, with its pass, its parameter and what was
+//! before it.
 
 use burn::backend::Autodiff;
 use burn::module::{Module, Param};
@@ -126,7 +127,8 @@ fn an_additive_mask_is_no_fault() {
     }
 }
 
-/// Such memory may hold NaN. Burn's recurrent layers begin with an empty tensor and write their results into it.
+/// Such memory may hold NaN. Burn's recurrent layers begin with an empty tensor and write their
+/// results into it.
 #[test]
 fn memory_that_was_not_written_is_not_looked_at() {
     type B = Autodiff<Watch<Spy<Flex>>>;

@@ -60,7 +60,8 @@ fn take_kernels() -> Vec<String> {
     }
 }
 
-/// The kernels of the last of some updates, when all plans of Fusion are known, without those of forward, backward and SGD.
+/// The kernels of the last of some updates, when all plans of Fusion are known, without those of
+/// forward, backward and SGD.
 fn of_update<O: Optimizer<Vec<burn::nn::Linear<B>>, B>>(optimizer: O, micro_batches: u64) -> u64 {
     take_kernels();
     let launches = |model: &Vec<burn::nn::Linear<B>>| {

@@ -1,4 +1,5 @@
-//! Laws about what is launched and read. In a process of their own: a live loss scaler is found by f16 losses of other threads.
+//! Laws about what is launched and read. In a process of their own: a live loss scaler is found by
+//! f16 losses of other threads.
 
 mod counts;
 mod first_non_finite;

@@ -1,5 +1,5 @@
-//! Attention: the decorator's own operations over autodiff, the inner backend's fused kernel elsewhere, no NaN from rows that
-//! are masked in full.
+//! Attention: the decorator's own operations over autodiff, the inner backend's fused kernel
+//! elsewhere, no NaN from rows that are masked in full.
 
 use burn::backend::Autodiff;
 use burn::nn::attention::{MhaInput, MultiHeadAttentionConfig};
@@ -84,7 +84,8 @@ fn masked_rows_under<I: Backend, P: Policy>() {
     assert!(grad.iter().all(|x| x.is_finite()), "{grad:?}");
     assert_eq!(&grad[..8], &[0.0; 8]);
 
-    // Softmax over a row of -inf is NaN in f32 too; Burn's own attention module masks with a finite number.
+    // Softmax over a row of -inf is NaN in f32 too; Burn's own attention module masks with a finite
+    // number.
     let mha = MultiHeadAttentionConfig::new(8, 2).init::<Train<I, P>>(&device);
     let x = input::<Train<I, P>>(0).reshape([2, 4, 8]);
     let all = Tensor::<Train<I, P>, 3, Bool>::from_data([[[true; 4]; 4]; 2], &device);

@@ -108,7 +108,8 @@ fn unknown_names_list_the_valid_ones() {
     );
 }
 
-/// burn-tch's own tensors are overwritten where memory is shared, so results would be wrong in silence.
+/// burn-tch's own tensors are overwritten where memory is shared, so results would be wrong in
+/// silence.
 #[cfg(feature = "tch")]
 #[test]
 fn libtorch_that_is_not_mended_is_refused() {

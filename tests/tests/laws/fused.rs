@@ -1,4 +1,5 @@
-//! Layer norm, softmax and attention as one operation each are those of Burn's autodiff, on every backend.
+//! Layer norm, softmax and attention as one operation each are those of Burn's autodiff, on every
+//! backend.
 
 use burn::backend::Autodiff;
 use burn::nn::{LayerNorm, LayerNormConfig};

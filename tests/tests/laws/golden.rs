@@ -1,4 +1,5 @@
-//! PyTorch's autocast on a small network: losses and every gradient, within the low type's rounding.
+//! PyTorch's autocast on a small network: losses and every gradient, within the low type's
+//! rounding.
 
 use burn::backend::Autodiff;
 use burn::module::{Module, Param};
@@ -112,8 +113,8 @@ fn f16<B: Backend>() {
 
 tests::on_every_backend!(bf16, f16);
 
-/// To f32 rounding, on Flex alone: CubeCL leaves GELU's derivative to Burn's fallback, whose error is up to 8e-4 with or without
-/// this crate. Another law tests that `Off` is the bare backend.
+/// To f32 rounding, on Flex alone: CubeCL leaves GELU's derivative to Burn's fallback, whose error
+/// is up to 8e-4 with or without this crate. Another law tests that `Off` is the bare backend.
 #[test]
 fn f32() {
     check::<Autodiff<Flex>>("f32", 2e-6);

@@ -1,4 +1,5 @@
-//! The loss in chunks is Burn's over full logits: on every backend, on ranks of every stage, and in a window by tokens.
+//! The loss in chunks is Burn's over full logits: on every backend, on ranks of every stage, and in
+//! a window by tokens.
 
 use std::sync::Arc;
 

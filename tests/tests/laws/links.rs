@@ -1,4 +1,5 @@
-//! Links of the Markdown pages: each leads to a file or a heading of this repository, and the site has every page of docs.
+//! Links of the Markdown pages: each leads to a file or a heading of this repository, and the site
+//! has every page of docs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -117,7 +118,8 @@ fn every_link_leads_somewhere() {
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
 
-/// mdBook renders what `SUMMARY.md` lists, and a link out of `docs` has nothing to lead to on the site.
+/// mdBook renders what `SUMMARY.md` lists, and a link out of `docs` has nothing to lead to on the
+/// site.
 #[test]
 fn the_site_has_every_page_of_docs() {
     let docs = root().join("docs");

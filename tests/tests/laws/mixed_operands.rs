@@ -1,5 +1,5 @@
-//! Law: operands of different types never reach the inner backend, and results are those of f32, to the rounding of the low
-//! type.
+//! Law: operands of different types never reach the inner backend, and results are those of f32, to
+//! the rounding of the low type.
 
 use std::ops::{Add, Div, Mul, Sub};
 
@@ -38,7 +38,8 @@ fn mask<B: Backend>(x: &Tensor<B, 2>) -> Tensor<B, 2, Bool> {
     indices(x).equal_elem(1)
 }
 
-/// Operations of Burn's tensor API that take several float tensors, on `[4, 4]` operands in `(0.5, 1.5)`.
+/// Operations of Burn's tensor API that take several float tensors, on `[4, 4]` operands in
+/// `(0.5, 1.5)`.
 fn cases<B: Backend>() -> Vec<Case<B>> {
     vec![
         ("add", Add::add),
@@ -256,7 +257,8 @@ fn nothing_mixed_arrives_behind_the_decorator() {
     check::<Spy<Flex>, Off>(FloatDType::F16);
 }
 
-/// Forward, backward, update and validation of whole models; returns the operations that reached the backend.
+/// Forward, backward, update and validation of whole models; returns the operations that reached
+/// the backend.
 fn train<M, N, P: Policy>() -> std::collections::BTreeSet<(&'static str, String)>
 where
     M: Classifier<Autocast<Autodiff<Spy<Flex>>, P>>

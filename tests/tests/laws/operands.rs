@@ -1,5 +1,6 @@
-//! Law: an operation leaves its operands as they were, also those that share memory with another tensor, and rounds the same whether
-//! it writes into an operand or not. The decorators keep tensors on the strength of it.
+//! Law: an operation leaves its operands as they were, also those that share memory with another
+//! tensor, and rounds the same whether it writes into an operand or not. The decorators keep
+//! tensors on the strength of it.
 
 use burn::tensor::backend::Backend;
 use burn::tensor::{Bool, DType, IndexingUpdateOp, Int, Tensor};

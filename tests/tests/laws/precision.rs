@@ -1,4 +1,5 @@
-//! Operations whose type does not change, and the effect of a scope and of a configuration on each thread.
+//! Operations whose type does not change, and the effect of a scope and of a configuration on each
+//! thread.
 
 use std::sync::Mutex;
 use std::thread;

@@ -1,4 +1,5 @@
-//! Ranks, stages and offload on backends that compute asynchronously: several reads from the device are in progress at a time.
+//! Ranks, stages and offload on backends that compute asynchronously: several reads from the device
+//! are in progress at a time.
 
 use std::sync::Arc;
 
@@ -17,7 +18,8 @@ use tests::compare::{relative_error, values};
 tests::on_every_backend!(ranks_are_one_rank, the_host_updates_as_the_device);
 
 const STEPS: usize = 4;
-/// The tolerance for gradient sums in another order, after four steps of AdamW, relative to a parameter's largest element.
+/// The tolerance for gradient sums in another order, after four steps of AdamW, relative to a
+/// parameter's largest element.
 const ROUNDING: f32 = 2e-5;
 /// Rows of a batch, divided over 1 or 2 ranks.
 const ROWS: usize = 8;

@@ -98,7 +98,8 @@ fn every_operation_has_exactly_one_row() {
     }
 }
 
-/// The traits that `Backend` requires are those of the table, so no group of operations can be missing.
+/// The traits that `Backend` requires are those of the table, so no group of operations can be
+/// missing.
 #[test]
 fn every_operation_trait_is_covered() {
     let text = std::fs::read_to_string(burn_backend_source().join("src/backend/base.rs"))

@@ -1,4 +1,5 @@
-//! Law: with a cast cache below autodiff, losses and gradients are bit for bit those without, and no gradient is lost.
+//! Law: with a cast cache below autodiff, losses and gradients are bit for bit those without, and
+//! no gradient is lost.
 
 use burn::backend::Autodiff;
 use burn::module::AutodiffModule;
@@ -30,7 +31,8 @@ fn first_use_without_gradients<I: Backend>() {
     let linear = LinearConfig::new(4, 4).init::<Cached<I>>(&device);
     let x = Tensor::<Cached<I>, 2>::ones([2, 4], &device);
 
-    // In validation, detached, and only then in training; two losses over one forward pass of the weight.
+    // In validation, detached, and only then in training; two losses over one forward pass of the
+    // weight.
     let valid = linear.valid().forward(x.clone().inner());
     values(x.clone().matmul(linear.weight.val().detach()));
     let (one, other) = (linear.forward(x.clone()), linear.forward(x.mul_scalar(2.0)));

@@ -1,5 +1,6 @@
-//! Law: all sixteen on/off combinations of mixed precision, accumulation, recomputation and sharding train the same small GPT
-//! to the same loss; where the arithmetic is the same, bit for bit.
+//! Law: all sixteen on/off combinations of mixed precision, accumulation, recomputation and
+//! sharding train the same small GPT to the same loss; where the arithmetic is the same, bit for
+//! bit.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! Law: `Deferred` detection gives the same results as `Sync`, bit for bit, with overflows in any step.
+//! Law: `Deferred` detection gives the same results as `Sync`, bit for bit, with overflows in any
+//! step.
 
 use burn::backend::Autodiff;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};

@@ -1,4 +1,5 @@
-//! Through the unmodified Learner: metrics, an orderly stop when the loss scale collapses, and a panic without an interrupter.
+//! Through the unmodified Learner: metrics, an orderly stop when the loss scale collapses, and a
+//! panic without an interrupter.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Laws that compare two runs from the same seed.
 //!
-//! Every backend has one random generator for the whole process, so each test here locks it, and no test that draws random
-//! numbers without the lock may be added to this binary.
+//! Every backend has one random generator for the whole process, so each test here locks it, and no
+//! test that draws random numbers without the lock may be added to this binary.
 
 mod cast_cache;
 mod combinations;

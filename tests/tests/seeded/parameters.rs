@@ -1,5 +1,5 @@
-//! Law: with parameters in host memory, losses, gradients and trained parameters are bit for bit those of training without, and no
-//! parameter stays on the device.
+//! Law: with parameters in host memory, losses, gradients and trained parameters are bit for bit
+//! those of training without, and no parameter stays on the device.
 
 use std::sync::Arc;
 

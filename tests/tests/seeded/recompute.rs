@@ -1,5 +1,5 @@
-//! Law: with activations recomputed, offloaded or evicted by a budget, losses and every gradient are bit for bit those
-//! without, dropout masks included, alone and under autocast.
+//! Law: with activations recomputed, offloaded or evicted by a budget, losses and every gradient
+//! are bit for bit those without, dropout masks included, alone and under autocast.
 
 use burn::backend::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
@@ -107,8 +107,9 @@ fn under_autocast<I: Backend>() {
     same::<Low<I>, Recompute, LowManaged<I>, Cnn<_>, Cnn<_>>();
     same::<Low<I>, Recompute, LowManaged<I>, Decoder<_>, Decoder<_>>();
     same::<Low<I>, Offload, LowManaged<I>, Decoder<_>, Decoder<_>>();
-    // Over Fusion on software Vulkan this model's second loss was NaN in some runs in f16, with Remat and without. It did not come
-    // back in 25 trainings in one process without Remat, which had the same bits; what it was is not known.
+    // Over Fusion on software Vulkan this model's second loss was NaN in some runs in f16, with
+    // Remat and without. It did not come back in 25 trainings in one process without Remat, which
+    // had the same bits; what it was is not known.
     if !is_fusion::<I>() {
         same::<Low<I>, Recompute, LowManaged<I>, EncoderDecoder<_>, EncoderDecoder<_>>();
         same::<Low<I>, Offload, LowManaged<I>, EncoderDecoder<_>, EncoderDecoder<_>>();
@@ -160,8 +161,9 @@ fn budgets<I: Backend>() {
     same::<I, Autocast<Plain<I>, F16>, Autocast<Managed<I>, F16>, Decoder<_>, Decoder<_>>();
 }
 
-/// Fusion groups kernels by the order of the operations: an eviction makes other groups, which round differently in the last bits.
-/// Errors are relative to the largest gradient of all, because that of a bias before a batch norm is only rounding error.
+/// Fusion groups kernels by the order of the operations: an eviction makes other groups, which
+/// round differently in the last bits. Errors are relative to the largest gradient of all, because
+/// that of a bias before a batch norm is only rounding error.
 fn assert_close(one: &Trained, other: &Trained) {
     assert!(relative_error(&other.0, &one.0) < 1e-5, "losses");
     let all = |trained: &Trained| -> Vec<f32> {

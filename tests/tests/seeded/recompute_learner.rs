@@ -116,8 +116,8 @@ fn the_metrics_show_what_came_back() {
     assert_eq!(replayed[5] as u64, 6 * of_a_step);
     assert!(log("Activation_Peak.log").iter().all(|mib| *mib > 0.0));
     assert!(log("Largest_Holders.log").iter().all(|mib| *mib > 0.0));
-    // The peak, and the three largest holders then. The first read has the whole first step in it. Later reads come whenever
-    // the metrics thread runs, also within a step.
+    // The peak, and the three largest holders then. The first read has the whole first step in it.
+    // Later reads come whenever the metrics thread runs, also within a step.
     let shown = shown.0.lock().unwrap();
     let first = shown.first().expect("shown after each batch");
     let (peak, holders) = first.split_once(": ").expect(first);

@@ -1,5 +1,5 @@
-//! Law: stage 3 over ranks has the bits of stage 2 together with autocast, scopes, offload, budgets, accumulation, a loss scaler, clipping by
-//! the norm of all ranks, and frozen parameters.
+//! Law: stage 3 over ranks has the bits of stage 2 together with autocast, scopes, offload,
+//! budgets, accumulation, a loss scaler, clipping by the norm of all ranks, and frozen parameters.
 
 use std::sync::{Arc, Mutex};
 
@@ -73,7 +73,8 @@ fn loss<B: Backend>(model: &Gpt<B>, seed: usize) -> Tensor<B, 1> {
     loss.forward(logits, tokens.flatten(0, 1))
 }
 
-/// The losses, the loss of the module for validation, the scale and the trained parameters of each rank.
+/// The losses, the loss of the module for validation, the scale and the trained parameters of each
+/// rank.
 type Trained = (Vec<Vec<u32>>, Vec<u32>, f32, Vec<Vec<u32>>);
 
 fn train<B: AutodiffBackend>(stage: Stage, case: &Case) -> Vec<Trained> {

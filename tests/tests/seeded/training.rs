@@ -39,7 +39,8 @@ fn losses<B: AutodiffBackend, M: Classifier<B> + AutodiffModule<B>>(
         .collect()
 }
 
-/// The scaler is made under the lock, because another thread's run finds the only scaler of the process.
+/// The scaler is made under the lock, because another thread's run finds the only scaler of the
+/// process.
 fn follows<I: Backend, P: Policy, M, N>(scaler: fn() -> GradScaler)
 where
     M: Classifier<Autodiff<I>> + AutodiffModule<Autodiff<I>>,
@@ -56,7 +57,8 @@ where
     assert_eq!(scaler.skipped_steps(), 0);
     let distances = found.iter().zip(&expected).map(|(a, b)| (a - b).abs());
     let largest = distances.fold(0f32, f32::max);
-    // The first loss differs by the rounding of the forward pass; rounding then moves the two trajectories apart.
+    // The first loss differs by the rounding of the forward pass; rounding then moves the two
+    // trajectories apart.
     let epsilon = low.finfo().epsilon as f32;
     let first = (found[0] - expected[0]).abs() / expected[0];
     assert!(

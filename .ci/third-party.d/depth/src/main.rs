@@ -1,4 +1,5 @@
-//! burn_depth: Depth Anything 3, small, on small images. Its camera encoder is not used, so that parameters have no gradient.
+//! burn_depth: Depth Anything 3, small, on small images. Its camera encoder is not used, so that
+//! parameters have no gradient.
 
 use burn::tensor::backend::AutodiffBackend;
 use burn_depth::model::depth_anything3::{DepthAnything3, DepthAnything3Config};

@@ -5,13 +5,14 @@ use std::process::Command;
 use crate::Project;
 use crate::run::{FAILED, IMPOSSIBLE, Report, Run};
 
-/// Two ranks add gradients in another order than one: f32 rounding, after the steps of a run, relative to the loss.
+/// Two ranks add gradients in another order than one: f32 rounding, after the steps of a run,
+/// relative to the loss.
 const ROUNDING: f32 = 1e-4;
-/// bf16 has 8 bits, f16 11, and both sum in f32: of the first loss, relative to it. Those of later steps are of other weights, which a norm over
-/// four rows drives apart.
+/// bf16 has 8 bits, f16 11, and both sum in f32: of the first loss, relative to it. Those of later
+/// steps are of other weights, which a norm over four rows drives apart.
 const LOW_PRECISION: f32 = 0.05;
-/// The estimate knows no entries of autodiff's tape, so it is below the heap; the heap has blocks of the allocator, and what the project
-/// keeps beside its tensors.
+/// The estimate knows no entries of autodiff's tape, so it is below the heap; the heap has blocks
+/// of the allocator, and what the project keeps beside its tensors.
 const ESTIMATED: std::ops::Range<f64> = 0.85..1.05;
 /// Most of a smaller heap are those entries.
 const JUDGED_HEAP_BYTES: u64 = 4 << 20;

@@ -1,7 +1,9 @@
-//! Trains the model of another project, whose code is not edited, plain and with each of these crates, and compares the runs.
+//! Trains the model of another project, whose code is not edited, plain and with each of these
+//! crates, and compares the runs.
 //!
-//! Each run is a process of its own, so that heaps, panics and the backend's random numbers do not mix: the program starts itself with the
-//! name of a [`Run`]. Without a name it starts all of them and prints one row of the table.
+//! Each run is a process of its own, so that heaps, panics and the backend's random numbers do not
+//! mix: the program starts itself with the name of a [`Run`]. Without a name it starts all of them
+//! and prints one row of the table.
 
 mod compare;
 mod run;
@@ -23,7 +25,8 @@ pub use run::Run;
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
 
-/// Training steps of a run. The first one makes the optimizer's state, and a budget of a fraction measures it.
+/// Training steps of a run. The first one makes the optimizer's state, and a budget of a fraction
+/// measures it.
 pub const STEPS: usize = 4;
 pub const LEARNING_RATE: f64 = 1e-3;
 
@@ -33,7 +36,8 @@ pub trait Project {
     const NAME: &'static str;
     /// Rows of a batch: even, because two ranks divide them.
     const ROWS: usize;
-    /// Why two ranks with half of a batch each are not one with the whole batch, where they are not.
+    /// Why two ranks with half of a batch each are not one with the whole batch, where they are
+    /// not.
     const NOT_ADDITIVE: Option<&'static str> = None;
 
     /// The limit of the budget, of what the first step takes.
@@ -145,7 +149,8 @@ where
     M: AutodiffModule<B>,
     L: TrainingLoop<B, M>,
 {
-    // Parameters are initialised at their first use, and each clone draws its own numbers: here, before anything is cloned.
+    // Parameters are initialised at their first use, and each clone draws its own numbers: here,
+    // before anything is cloned.
     model.visit(&mut Initialise);
     AnyOptimizer {
         model,
@@ -153,7 +158,8 @@ where
     }
 }
 
-/// The [`Training`] of a model by a function of the model, the step and the rows, that returns the loss and gradients.
+/// The [`Training`] of a model by a function of the model, the step and the rows, that returns the
+/// loss and gradients.
 pub fn steps<B, M, F>(model: M, step: F) -> impl Training<B>
 where
     B: AutodiffBackend,
@@ -261,7 +267,8 @@ pub fn value<B: Backend>(loss: Tensor<B, 1>) -> f32 {
     data.to_vec::<f32>().expect("just converted")[0]
 }
 
-/// A number of a row that depends on nothing else than its place: ranks have their rows of the same batch.
+/// A number of a row that depends on nothing else than its place: ranks have their rows of the same
+/// batch.
 fn draw(step: usize, row: usize, place: usize) -> u64 {
     // splitmix64 (Steele, Lea, Flood 2014)
     let mut bits = (step as u64) << 48 ^ (row as u64) << 32 ^ place as u64;

@@ -182,7 +182,8 @@ fn warm_up() {
     let _ = ones.clone().matmul(ones).into_data();
 }
 
-/// The same weights in each run. The backend's generator is one of the process, so two ranks do not draw at the same time.
+/// The same weights in each run. The backend's generator is one of the process, so two ranks do not
+/// draw at the same time.
 fn initial<P: Project, B: AutodiffBackend>(
     device: B::Device,
     dropout: Dropout,

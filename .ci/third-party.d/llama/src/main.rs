@@ -1,5 +1,5 @@
-//! llama-burn of tracel-ai/models: a small Llama with its key-value cache, which outlives a step. The model's type is in a private module,
-//! so it has no name here.
+//! llama-burn of tracel-ai/models: a small Llama with its key-value cache, which outlives a step.
+//! The model's type is in a private module, so it has no name here.
 
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::Int;

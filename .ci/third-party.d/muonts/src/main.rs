@@ -1,4 +1,5 @@
-//! muonts: a temporal fusion transformer, which has recurrent cells, attention and dropout, by its own `TrainStep`.
+//! muonts: a temporal fusion transformer, which has recurrent cells, attention and dropout, by its
+//! own `TrainStep`.
 
 use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;

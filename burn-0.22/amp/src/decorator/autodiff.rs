@@ -9,8 +9,8 @@ use super::bring::bring;
 use crate::cast::is_low;
 use crate::scaler;
 
-/// The gradients of a backward pass of [`Autocast`], computed from a scaled loss. Reading one returns the true gradient, unscaled in
-/// f32.
+/// The gradients of a backward pass of [`Autocast`], computed from a scaled loss. Reading one
+/// returns the true gradient, unscaled in f32.
 pub struct ScaledGradients<B: AutodiffBackend> {
     inner: B::Gradients,
     scale: Option<f32>,

@@ -25,16 +25,18 @@ pub trait Recorded: Backend {
     /// Whether the tensor takes part in a graph: burn-tensor asks `Dispatch` for that.
     fn is_tracked(tensor: &FloatTensor<Self>) -> bool;
 
-    /// Whether the tensor belongs to autodiff: parameters, data of an autodiff device and what is computed from them do, gradients
-    /// and what an optimizer works on do not.
+    /// Whether the tensor belongs to autodiff: parameters, data of an autodiff device and what is
+    /// computed from them do, gradients and what an optimizer works on do not.
     fn is_recorded(tensor: &FloatTensor<Self>) -> bool;
 }
 
-/// A backend that picks the precision of every operation by itself, as [`AmpConfig::install`](crate::AmpConfig::install) and
-/// [`autocast`](crate::autocast) say; off until then. In the patched burn-dispatch `Dispatch` is `Autocast<backend::Dispatch>`.
+/// A backend that picks the precision of every operation by itself, as
+/// [`AmpConfig::install`](crate::AmpConfig::install) and [`autocast`](crate::autocast) say; off
+/// until then. In the patched burn-dispatch `Dispatch` is `Autocast<backend::Dispatch>`.
 ///
-/// Operations are lowered where an operand [is recorded](Recorded::is_recorded), and in an [`autocast`](crate::autocast) scope. So a model without
-/// autodiff (`valid()`) runs in f32 unless it is in a scope.
+/// Operations are lowered where an operand [is recorded](Recorded::is_recorded), and in an
+/// [`autocast`](crate::autocast) scope. So a model without autodiff (`valid()`) runs in f32 unless
+/// it is in a scope.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Autocast<B>(PhantomData<B>);
 
@@ -73,7 +75,8 @@ impl<B: Recorded> Backend for Autocast<B> {
     }
 }
 
-/// Collectives that a user calls go to the inner backend; those of the gradients' server are begun below autodiff, not here.
+/// Collectives that a user calls go to the inner backend; those of the gradients' server are begun
+/// below autodiff, not here.
 impl<B: Recorded> DistributedOps<Self> for Autocast<B> {
     fn start_communication_server(devices: &[B::Device], config: DistributedConfig) {
         B::start_communication_server(devices, config);

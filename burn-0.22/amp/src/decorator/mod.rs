@@ -1,8 +1,8 @@
 //! `Autocast` above burn-dispatch.
 //!
-//! burn-tensor names burn-dispatch's tensor, so this decorator's tensor has no room for a mark. What 0.21 marks, the gradients and
-//! what an optimizer computes from them, is told apart by what the tensor shows already: whether it belongs to autodiff
-//! ([`Recorded`]).
+//! burn-tensor names burn-dispatch's tensor, so this decorator's tensor has no room for a mark.
+//! What 0.21 marks, the gradients and what an optimizer computes from them, is told apart by what
+//! the tensor shows already: whether it belongs to autodiff ([`Recorded`]).
 
 mod autodiff;
 mod backend;

@@ -16,8 +16,8 @@ thread_local! {
     static IN_SCOPE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `f` with policy `P` on this thread, also where nothing is recorded: a model without autodiff is lowered too, and so would be an
-/// optimizer that is called in it.
+/// Runs `f` with policy `P` on this thread, also where nothing is recorded: a model without
+/// autodiff is lowered too, and so would be an optimizer that is called in it.
 pub fn autocast<P: Policy, R>(f: impl FnOnce() -> R) -> R {
     struct Restore(bool);
     impl Drop for Restore {
@@ -29,7 +29,8 @@ pub fn autocast<P: Policy, R>(f: impl FnOnce() -> R) -> R {
     policy::autocast::<P, R>(f)
 }
 
-/// What the float operands of a call have in common; those that nothing records are left in the type they have.
+/// What the float operands of a call have in common; those that nothing records are left in the
+/// type they have.
 struct Seen {
     operands: Operands,
     recorded: bool,
@@ -109,14 +110,16 @@ macro_rules! convert {
     };
 }
 
-/// Whether an operation of a work class computes with its operands: one that moves or reads them gains nothing in f32.
+/// Whether an operation of a work class computes with its operands: one that moves or reads them
+/// gains nothing in f32.
 const fn computes(work: &str) -> bool {
     !matches!(work.as_bytes(), b"view" | b"pass")
 }
 
 /// One method.
 macro_rules! method {
-    // Autodiff's own attention runs on the backend below it, where this table does not reach: composed here over autodiff.
+    // Autodiff's own attention runs on the backend below it, where this table does not reach:
+    // composed here over autodiff.
     ($class:ident $work:ident attention($q:ident: $a:tt, $k:ident: $b:tt, $v:ident: $c:tt, $mask:ident: $d:tt, $bias:ident: $e:tt, $options:ident: $f:tt) -> $ret:tt) => {
         fn attention($q: kind_type!($a), $k: kind_type!($b), $v: kind_type!($c), $mask: kind_type!($d), $bias: kind_type!($e), $options: kind_type!($f)) -> kind_type!($ret) {
             let mut seen = Seen::new();

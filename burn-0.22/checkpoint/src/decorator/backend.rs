@@ -12,7 +12,8 @@ use crate::context;
 use crate::handle::Handle;
 use crate::kind::{Bool, Float, Int, Kind, Quant};
 
-/// A backend whose tensors can leave memory and come back. In the patched burn-dispatch `Flex` is `Remat<burn_flex::Flex>`, below autodiff.
+/// A backend whose tensors can leave memory and come back. In the patched burn-dispatch `Flex` is
+/// `Remat<burn_flex::Flex>`, below autodiff.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Remat<B>(PhantomData<B>);
 
@@ -34,7 +35,8 @@ impl<B: Backend> Backend for Remat<B> {
     }
 }
 
-/// Refused: a result that other devices still write to is taken over by an `unsafe` function, and this crate has no `unsafe`.
+/// Refused: a result that other devices still write to is taken over by an `unsafe` function, and
+/// this crate has no `unsafe`.
 impl<B: Backend> DistributedOps<Self> for Remat<B> {
     fn start_communication_server(_devices: &[B::Device], _config: DistributedConfig) {
         panic!("{NO_COLLECTIVES}");
@@ -57,7 +59,8 @@ const NO_COLLECTIVES: &str = "collectives between devices do not pass through th
                               `[patch.crates-io] burn-dispatch` out of Cargo.toml";
 
 impl<B: Backend, K: Kind<B>> Handle<B, K> {
-    /// Whether an operation could write into the storage. No for a managed tensor: a recipe may need it.
+    /// Whether an operation could write into the storage. No for a managed tensor: a recipe may
+    /// need it.
     pub(crate) fn can_mut(&self) -> bool {
         match self {
             Self::Resident(tensor, _) => tensor.can_mut(),
@@ -66,7 +69,8 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     }
 }
 
-/// As on 0.21, but for the tape that `rank` offers there: it is for `linear_cross_entropy`, which is not here.
+/// As on 0.21, but for the tape that `rank` offers there: it is for `linear_cross_entropy`, which
+/// is not here.
 impl<B: Backend, K: Kind<B>> TensorMetadata for Handle<B, K> {
     #[inline]
     fn dtype(&self) -> DType {

@@ -16,7 +16,8 @@ mod release;
 #[path = "../../../../burn-decorator/src/table/transaction.rs"]
 mod transaction;
 
-/// Hands the rows of every trait to a macro, one trait after the other; see [the crate's documentation](crate).
+/// Hands the rows of every trait to a macro, one trait after the other; see [the crate's
+/// documentation](crate).
 #[macro_export]
 macro_rules! every_ops {
     ($callback:ident) => {

@@ -1,4 +1,5 @@
-//! burn-zero's `HostAdamW` by path, and its configuration: in burn-zero they share a file with what is generic over 0.21's backends.
+//! burn-zero's `HostAdamW` by path, and its configuration: in burn-zero they share a file with what
+//! is generic over 0.21's backends.
 
 #[path = "../../../../burn-zero/src/offload/host_adamw/mod.rs"]
 mod host_adamw;

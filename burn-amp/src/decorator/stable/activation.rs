@@ -13,8 +13,9 @@ use crate::policy::Policy;
 
 /// `x` times the cumulative normal distribution.
 ///
-/// Burn's default gradient has `x^3`, which is infinite in f16 above 41, and its value is composed in the low type. A backend without a
-/// GELU of its own gets both in f32 here; the derivative, at most 1.13, is kept in the low type in place of `x`.
+/// Burn's default gradient has `x^3`, which is infinite in f16 above 41, and its value is composed
+/// in the low type. A backend without a GELU of its own gets both in f32 here; the derivative, at
+/// most 1.13, is kept in the low type in place of `x`.
 pub(in crate::decorator) fn gelu<B: Backend, P: Policy>(row: Row, x: Tensor<B>) -> Tensor<B> {
     let call = Call::new::<B, P>(row, &[&x]);
     if !call.mends || !x.is_low() || has_gelu::<B>(&x.tensor) {
@@ -33,7 +34,8 @@ pub(in crate::decorator) fn gelu<B: Backend, P: Policy>(row: Row, x: Tensor<B>) 
         B::float_mul(constant.clone(), density::<B>(constant)),
     );
     let slope = B::float_cast(slope, target);
-    // Without the mask of `zero_of`, for its bytes: NaN where `x` is infinite, as PyTorch's gradient.
+    // Without the mask of `zero_of`, for its bytes: NaN where `x` is infinite, as PyTorch's
+    // gradient.
     let zero = B::float_sub(operand.clone(), B::float_detach(operand));
     call.wrap::<B>(B::float_add(value, B::float_mul(zero, slope)))
 }
@@ -51,8 +53,8 @@ fn density<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     B::float_mul_scalar(exp, (1.0 / (2.0 * PI).sqrt()).into())
 }
 
-/// In the type of its operand, and in f32 where a logarithm takes it: a probability of 0.9999 is 1 in a low type, and the logarithm of the
-/// rest infinite.
+/// In the type of its operand, and in f32 where a logarithm takes it: a probability of 0.9999 is 1
+/// in a low type, and the logarithm of the rest infinite.
 pub(in crate::decorator) fn sigmoid<B: Backend, P: Policy>(row: Row, x: Tensor<B>) -> Tensor<B> {
     let call = Call::new::<B, P>(row, &[&x]);
     let result = B::sigmoid(x.clone().brought::<B>(call.target));
@@ -62,7 +64,8 @@ pub(in crate::decorator) fn sigmoid<B: Backend, P: Policy>(row: Row, x: Tensor<B
     remembering::<B>(call, x, result, B::sigmoid)
 }
 
-/// `min(x, 0) - log(1 + e^-|x|)`, with the slope `sigmoid(-x)`: Burn computes it as 1 minus a number that rounds to 1.
+/// `min(x, 0) - log(1 + e^-|x|)`, with the slope `sigmoid(-x)`: Burn computes it as 1 minus a
+/// number that rounds to 1.
 pub(in crate::decorator) fn log_sigmoid<B: Backend, P: Policy>(
     row: Row,
     x: Tensor<B>,

@@ -45,7 +45,8 @@ pub(super) fn exp_minus_one<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     function::<B>(x, value, |x, _| finite::<B>(B::float_exp(x)))
 }
 
-/// A finite slope: that of `log(0)` is infinite, and would make NaN of a gradient of zero (binary cross entropy).
+/// A finite slope: that of `log(0)` is infinite, and would make NaN of a gradient of zero (binary
+/// cross entropy).
 pub(in crate::decorator) fn float_log<B: Backend, P: Policy>(row: Row, x: Tensor<B>) -> Tensor<B> {
     let call = Call::new::<B, P>(row, &[&x]);
     if let Some(Origin::ExpPlusOne { exponent }) = x.origin.as_deref() {
@@ -74,7 +75,8 @@ pub(in crate::decorator) fn float_log1p<B: Backend, P: Policy>(
     call.wrap::<B>(function::<B>(x.raised::<B>(), B::float_log1p, slope))
 }
 
-/// In f32 with the slope 0 at 0, as PyTorch's norms have it: an infinite one makes NaN of the gradient of the squares under the root.
+/// In f32 with the slope 0 at 0, as PyTorch's norms have it: an infinite one makes NaN of the
+/// gradient of the squares under the root.
 pub(in crate::decorator) fn float_sqrt<B: Backend, P: Policy>(row: Row, x: Tensor<B>) -> Tensor<B> {
     let call = Call::new::<B, P>(row, &[&x]);
     let x = x.brought::<B>(call.target);
@@ -133,7 +135,8 @@ pub(in crate::decorator) fn float_powi_scalar<B: Backend, P: Policy>(
     call.wrap::<B>(squared_reciprocal::<B>(x))
 }
 
-/// The square of the reciprocal: Burn takes the reciprocal of the square, whose gradient has the fourth power.
+/// The square of the reciprocal: Burn takes the reciprocal of the square, whose gradient has the
+/// fourth power.
 fn squared_reciprocal<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     let reciprocal = B::float_recip(x);
     B::float_mul(reciprocal.clone(), reciprocal)

@@ -1,16 +1,19 @@
-//! Operations whose formula in Burn leaves the range, or loses the digits, of a low type: in their value, or in the gradient that autodiff
-//! computes inside of this decorator.
+//! Operations whose formula in Burn leaves the range, or loses the digits, of a low type: in their
+//! value, or in the gradient that autodiff computes inside of this decorator.
 //!
-//! A formula is mended by what is put on autodiff's tape in its place, from operations of the inner backend, so that any decorator and
-//! backend can be inside:
+//! A formula is mended by what is put on autodiff's tape in its place, from operations of the inner
+//! backend, so that any decorator and backend can be inside:
 //!
-//! - **in f32, rounded once** (`number.rs`): the operand is cast to f32 and the result back. For operations that save nothing for backward,
-//!   as those with a number.
-//! - **with its own slope** (`slope.rs`): the value and the derivative are computed without autodiff, and the tape gets
-//!   `value + (x - x) slope`, whose backward is a product. The slope is kept in place of the operand.
-//! - **again from the operands** (`../origin.rs`): the result is computed as ever, and in f32 where an f32 operation takes it.
+//! - **in f32, rounded once** (`number.rs`): the operand is cast to f32 and the result back. For
+//!   operations that save nothing for backward, as those with a number.
+//! - **with its own slope** (`slope.rs`): the value and the derivative are computed without
+//!   autodiff, and the tape gets `value + (x - x) slope`, whose backward is a product. The slope is
+//!   kept in place of the operand.
+//! - **again from the operands** (`../origin.rs`): the result is computed as ever, and in f32 where
+//!   an f32 operation takes it.
 //!
-//! `activation.rs`, `combine.rs`, `function.rs`, `number.rs`, `product.rs`, `quotient.rs` and `view.rs` are the operations; `native.rs` asks whether the backend has a GELU of its own.
+//! `activation.rs`, `combine.rs`, `function.rs`, `number.rs`, `product.rs`, `quotient.rs` and
+//! `view.rs` are the operations; `native.rs` asks whether the backend has a GELU of its own.
 
 mod activation;
 mod combine;
@@ -55,7 +58,8 @@ struct Call {
     target: Option<FloatDType>,
     /// The lineage of the result.
     lineage: Lineage,
-    /// Whether formulas are mended: in a mode that lowers, except in f64. Elsewhere the inner backend's operation runs as it is.
+    /// Whether formulas are mended: in a mode that lowers, except in f64. Elsewhere the inner
+    /// backend's operation runs as it is.
     mends: bool,
     /// Whether the results are low.
     is_low: bool,

@@ -24,9 +24,9 @@ thread_local! {
 const PROBES: [f32; 4] = [-3.5, -3.25, -2.75, -2.5];
 const EXACT: [f32; 4] = [-8.142_2e-4, -1.875_3e-3, -8.194_3e-3, -1.552_416_3e-2];
 
-/// Whether the backend computes GELU in the type of this low tensor with one rounding, and so has a kernel of its own rather than Burn's
-/// default, which rounds after each of its operations. Asked once for each device: four numbers are read from it. `true` for a
-/// backend without data.
+/// Whether the backend computes GELU in the type of this low tensor with one rounding, and so has a
+/// kernel of its own rather than Burn's default, which rounds after each of its operations. Asked
+/// once for each device: four numbers are read from it. `true` for a backend without data.
 pub(super) fn has_gelu<B: Backend>(tensor: &FloatTensor<B>) -> bool {
     let device = B::float_device(tensor);
     let key = (TypeId::of::<B>(), device.id(), tensor.dtype());

@@ -1,5 +1,5 @@
-//! Operations with a number: computed in f32 with the number as it is, and rounded once, as in PyTorch. The backend would round the number to
-//! the tensor's type first.
+//! Operations with a number: computed in f32 with the number as it is, and rounded once, as in
+//! PyTorch. The backend would round the number to the tensor's type first.
 
 use burn_backend::{Backend, FloatDType, Scalar, TensorMetadata, tensor::FloatTensor};
 
@@ -39,7 +39,8 @@ pub(in crate::decorator) fn scaled<B: Backend>(x: FloatTensor<B>, number: f64) -
     B::float_cast(B::float_mul_scalar(x, number.into()), dtype)
 }
 
-/// An operation with numbers on one tensor. In a low type it is computed in f32, unless the type holds all of `numbers`.
+/// An operation with numbers on one tensor. In a low type it is computed in f32, unless the type
+/// holds all of `numbers`.
 fn with_numbers<B: Backend, P: Policy>(
     row: Row,
     x: Tensor<B>,
@@ -59,7 +60,8 @@ fn with_numbers<B: Backend, P: Policy>(
     remembering::<B>(call, x, result, run)
 }
 
-/// The low result of an operation on `x`, which is computed again in f32 where an f32 operation takes it.
+/// The low result of an operation on `x`, which is computed again in f32 where an f32 operation
+/// takes it.
 pub(super) fn remembering<B: Backend>(
     call: Call,
     x: Tensor<B>,
@@ -134,7 +136,8 @@ pub(in crate::decorator) fn leaky_relu<B: Backend, P: Policy>(
     with_numbers::<B, P>(row, x, &[slope.elem()], move |x| B::leaky_relu(x, slope))
 }
 
-/// A bound that the low types have no finite number for. A bound within the range bounds a low tensor alike when it is rounded.
+/// A bound that the low types have no finite number for. A bound within the range bounds a low
+/// tensor alike when it is rounded.
 fn beyond(bound: Scalar) -> f64 {
     let bound: f64 = bound.elem();
     let is_beyond = bound.is_finite() && bound.abs() > FloatDType::F16.finfo().max;

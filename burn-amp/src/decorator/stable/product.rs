@@ -1,5 +1,5 @@
-//! The product of a dimension, pair by pair. Burn's autodiff has it as the exponential of a sum of logarithms, which is NaN where a factor is
-//! negative.
+//! The product of a dimension, pair by pair. Burn's autodiff has it as the exponential of a sum of
+//! logarithms, which is NaN where a factor is negative.
 
 use burn_backend::{Backend, Shape, Slice, TensorMetadata, tensor::FloatTensor};
 

@@ -9,14 +9,16 @@ use crate::decorator::origin::Origin;
 use crate::decorator::tensor::AutocastTensor;
 use crate::policy::Policy;
 
-/// `a / b`, with PyTorch's gradient of `b`, `-(g / b) (a / b)`: Burn's has `b^2`. In f32, rounded once.
+/// `a / b`, with PyTorch's gradient of `b`, `-(g / b) (a / b)`: Burn's has `b^2`. In f32, rounded
+/// once.
 pub(in crate::decorator) fn float_div<B: Backend, P: Policy>(
     row: Row,
     a: Tensor<B>,
     b: Tensor<B>,
 ) -> Tensor<B> {
     let call = Call::new::<B, P>(row, &[&a, &b]);
-    // Norms divide f32 tensors by statistics of rows, which are in range: Burn's own gradient costs less there.
+    // Norms divide f32 tensors by statistics of rows, which are in range: Burn's own gradient costs
+    // less there.
     let is_broadcast = a.tensor.shape() != b.tensor.shape();
     let is_single = !a.is_low() && !b.is_low();
     if !call.mends || (is_single && is_broadcast) {
@@ -32,7 +34,8 @@ pub(in crate::decorator) fn float_div<B: Backend, P: Policy>(
         .with_origin(Origin::rounded(quotient))
 }
 
-/// The divisor in f32. burn-nn's `RmsNorm` casts its root mean square to the low type before it divides by it: then this is what was cast.
+/// The divisor in f32. burn-nn's `RmsNorm` casts its root mean square to the low type before it
+/// divides by it: then this is what was cast.
 fn divisor<B: Backend>(b: Tensor<B>) -> FloatTensor<B> {
     let cast = match b.origin.as_deref() {
         Some(Origin::Low(low)) => low.divisor(),
@@ -41,7 +44,8 @@ fn divisor<B: Backend>(b: Tensor<B>) -> FloatTensor<B> {
     cast.unwrap_or_else(|| b.raised::<B>())
 }
 
-/// The tape gets `(a - (b - b) q) / c`, where `q` is the quotient and `c` is `b`, both without autodiff.
+/// The tape gets `(a - (b - b) q) / c`, where `q` is the quotient and `c` is `b`, both without
+/// autodiff.
 fn divide<B: Backend>(a: FloatTensor<B>, b: FloatTensor<B>) -> FloatTensor<B> {
     if !is_differentiated::<B>(&b) {
         return B::float_div(a, b);
@@ -52,7 +56,8 @@ fn divide<B: Backend>(a: FloatTensor<B>, b: FloatTensor<B>) -> FloatTensor<B> {
     B::float_div(B::float_sub(a, along), divisor)
 }
 
-/// The remainder by a number, computed in f32 and rounded once; that of a tensor below the divisor is exact.
+/// The remainder by a number, computed in f32 and rounded once; that of a tensor below the divisor
+/// is exact.
 pub(in crate::decorator) fn float_remainder_scalar<B: Backend, P: Policy>(
     row: Row,
     x: Tensor<B>,

@@ -25,7 +25,8 @@ pub(super) fn is_zero<B: Backend>(tensor: &FloatTensor<B>) -> BoolTensor<B> {
     B::float_equal_elem(tensor.clone(), 0.0.into(), bool_dtype::<B>(tensor))
 }
 
-/// An f32 tensor within the finite numbers: a gradient of zero times an infinite slope would be NaN.
+/// An f32 tensor within the finite numbers: a gradient of zero times an infinite slope would be
+/// NaN.
 pub(super) fn finite<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     B::float_clamp(tensor, (-MOST).into(), MOST.into())
 }
@@ -38,7 +39,8 @@ pub(super) fn zero_of<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     B::float_mask_fill(zero, is_nan, 0.0.into())
 }
 
-/// `value`, whose gradient with respect to `x` is `slope`. Neither is tracked by autodiff; the slope is finite.
+/// `value`, whose gradient with respect to `x` is `slope`. Neither is tracked by autodiff; the
+/// slope is finite.
 pub(super) fn with_slope<B: Backend>(
     value: FloatTensor<B>,
     x: FloatTensor<B>,
@@ -47,7 +49,8 @@ pub(super) fn with_slope<B: Backend>(
     B::float_add(value, B::float_mul(zero_of::<B>(x), slope))
 }
 
-/// A function of `x` with its derivative: both are given `x` without autodiff, `slope` also the value.
+/// A function of `x` with its derivative: both are given `x` without autodiff, `slope` also the
+/// value.
 pub(super) fn function<B: Backend>(
     x: FloatTensor<B>,
     value: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,

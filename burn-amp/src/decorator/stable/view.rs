@@ -1,4 +1,5 @@
-//! Casts, operations that only arrange elements, which pass on what their operand remembers, and sampling between them.
+//! Casts, operations that only arrange elements, which pass on what their operand remembers, and
+//! sampling between them.
 
 use burn_backend::ops::GridSampleOptions;
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata, tensor::FloatTensor};
@@ -10,7 +11,8 @@ use crate::decorator::ops::Row;
 use crate::decorator::origin::Origin;
 use crate::policy::Policy;
 
-/// A row's statistic, of which there is one for many elements, remembers its f32 value for a division.
+/// A row's statistic, of which there is one for many elements, remembers its f32 value for a
+/// division.
 pub(in crate::decorator) fn float_cast<B: Backend, P: Policy>(
     row: Row,
     x: Tensor<B>,
@@ -43,7 +45,8 @@ fn arranged<B: Backend, P: Policy>(
     remembering::<B>(call, x, result, run)
 }
 
-/// Pixels between pixels, in f32 and rounded once: autodiff composes it, and a low type has no fractions of a pixel.
+/// Pixels between pixels, in f32 and rounded once: autodiff composes it, and a low type has no
+/// fractions of a pixel.
 pub(in crate::decorator) fn float_grid_sample_2d<B: Backend, P: Policy>(
     row: Row,
     x: Tensor<B>,

@@ -1,5 +1,5 @@
-//! Operations whose results have the shape of an operand, and reductions. Broadcast ones are those of softmax, of layer norm and of
-//! biases, which over autodiff arrive one by one.
+//! Operations whose results have the shape of an operand, and reductions. Broadcast ones are those
+//! of softmax, of layer norm and of biases, which over autodiff arrive one by one.
 
 use burn::nn::LayerNormConfig;
 use burn::tensor::{Tensor, activation};

@@ -9,7 +9,8 @@ use burn_flex::Flex;
 
 use crate::samples::Rows;
 
-/// Shapes of 4 KiB, 256 KiB and 16 MiB: for the start of an operation, for a core's cache, and for memory.
+/// Shapes of 4 KiB, 256 KiB and 16 MiB: for the start of an operation, for a core's cache, and for
+/// memory.
 const SIZES: [[usize; 2]; 3] = [[16, 64], [256, 256], [4096, 1024]];
 
 pub fn all() -> Rows {

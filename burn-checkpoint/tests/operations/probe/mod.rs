@@ -1,5 +1,5 @@
-//! A backend that counts what runs, and lends what the inner backend has not. `transfer.rs` decides about transfers to the host and
-//! back.
+//! A backend that counts what runs, and lends what the inner backend has not. `transfer.rs` decides
+//! about transfers to the host and back.
 
 mod transfer;
 
@@ -70,8 +70,9 @@ impl<B: Backend> Backend for Probe<B> {
     }
 }
 
-/// What Flex 0.21 has not. Its `float_argtopk` and `int_argtopk` are unimplemented, and `q_argtopk` calls the first;
-/// `ctc_loss_backward` is only there for backends with a kernel of their own, the others differentiate `ctc_loss`.
+/// What Flex 0.21 has not. Its `float_argtopk` and `int_argtopk` are unimplemented, and `q_argtopk`
+/// calls the first; `ctc_loss_backward` is only there for backends with a kernel of their own, the
+/// others differentiate `ctc_loss`.
 mod lent {
     use super::*;
 

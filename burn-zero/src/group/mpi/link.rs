@@ -1,4 +1,5 @@
-//! The transport by messages: every pair of ranks exchanges its parts directly, in chunks, each awaited with a deadline.
+//! The transport by messages: every pair of ranks exchanges its parts directly, in chunks, each
+//! awaited with a deadline.
 
 use std::{
     collections::BTreeSet,
@@ -40,7 +41,8 @@ enum Notice {
     Lost(u64, GroupFault),
 }
 
-/// Most bytes of the program's text in a notice, which must fit a message that is sent without waiting for its receiver. Labels are short.
+/// Most bytes of the program's text in a notice, which must fit a message that is sent without
+/// waiting for its receiver. Labels are short.
 const TEXT_BYTES: usize = 1000;
 
 /// This process's connection to the others.
@@ -50,7 +52,8 @@ pub(super) struct Link {
     peers: Peers,
 }
 
-/// A message that has not arrived yet: the other rank, whether this rank receives it, and its request.
+/// A message that has not arrived yet: the other rank, whether this rank receives it, and its
+/// request.
 type UnderWay<'a, S> = (usize, bool, Request<'a, [u8], S>);
 
 impl Link {
@@ -69,8 +72,8 @@ impl Link {
 
     /// Sends to and receives from other ranks at the same time.
     ///
-    /// On a fault it does not return: MPI cannot take back buffers that it was given. The rank's calls fail with
-    /// the fault, and this thread parks.
+    /// On a fault it does not return: MPI cannot take back buffers that it was given. The rank's
+    /// calls fail with the fault, and this thread parks.
     fn swap(&mut self, call: &Call, sends: &[(usize, &[u8])], receives: &mut [(usize, &mut [u8])]) {
         let (world, deadline) = (SimpleCommunicator::world(), self.queue.deadline);
         request::scope(|scope| {
@@ -114,7 +117,8 @@ impl Link {
         });
     }
 
-    /// A fault found by another thread or another rank, or a rank that left before the call while this one waits for a message from it.
+    /// A fault found by another thread or another rank, or a rank that left before the call while
+    /// this one waits for a message from it.
     fn fault<'a, S: Scope<'a>>(
         &mut self,
         call: &Call,
@@ -142,7 +146,8 @@ impl Link {
         }
     }
 
-    /// Sends a notice to other ranks. It is small, so that MPI takes it at once, whatever its receiver does.
+    /// Sends a notice to other ranks. It is small, so that MPI takes it at once, whatever its
+    /// receiver does.
     fn notify(&self, to: impl Iterator<Item = usize>, notice: &Notice) {
         let world = SimpleCommunicator::world();
         let bytes = serde_json::to_vec(notice).expect("a notice is plain data");
@@ -176,7 +181,8 @@ impl Link {
         self.park()
     }
 
-    /// Waits for the end of the process, with the group lost. MPI is not finalized: that would wait for other ranks.
+    /// Waits for the end of the process, with the group lost. MPI is not finalized: that would wait
+    /// for other ranks.
     fn park(&self) -> ! {
         self.queue.end();
         loop {
@@ -244,8 +250,8 @@ impl Transport for Link {
         self.notify(self.others(), &Notice::Lost(sequence, fault));
     }
 
-    /// Waits until all ranks have left, so that finalizing MPI does not wait. This has no deadline: a process may run for any time after its
-    /// last collective.
+    /// Waits until all ranks have left, so that finalizing MPI does not wait. This has no deadline:
+    /// a process may run for any time after its last collective.
     fn leave(&mut self, calls: u64) {
         self.notify(self.others(), &Notice::Left(calls));
         let mut polls = 0;
@@ -254,7 +260,8 @@ impl Transport for Link {
             if let Some((_, fault)) = self.peers.lost.take() {
                 eprintln!("rank {} has left its group: {fault}", self.rank);
                 self.queue.fail(&fault);
-                // This process may be about to exit with success: processes that failed shall exit before it.
+                // This process may be about to exit with success: processes that failed shall exit
+                // before it.
                 thread::sleep(GRACE);
                 self.park();
             }
@@ -272,8 +279,8 @@ fn test<'a, S: Scope<'a>>(messages: Vec<UnderWay<'a, S>>) -> Vec<UnderWay<'a, S>
     messages.into_iter().filter_map(open).collect()
 }
 
-/// Pauses between two polls for messages: for about the first 10 us not at all, for latency; then longer and longer, so that a rank that
-/// waits for long frees its core for threads that compute.
+/// Pauses between two polls for messages: for about the first 10 us not at all, for latency; then
+/// longer and longer, so that a rank that waits for long frees its core for threads that compute.
 fn pause(polls: &mut u32) {
     *polls = polls.saturating_add(1);
     match *polls {

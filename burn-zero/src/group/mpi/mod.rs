@@ -25,24 +25,28 @@ use crate::ZeroError;
 
 /// A rank that is a process: all ranks of `MPI_COMM_WORLD`. A clone is the same rank.
 ///
-/// One thread of this process makes all calls of MPI, so that `MPI_THREAD_FUNNELED` is enough and collectives go on while
-/// other threads compute. It polls with growing pauses while it waits and sleeps when there is nothing to do.
+/// One thread of this process makes all calls of MPI, so that `MPI_THREAD_FUNNELED` is enough and
+/// collectives go on while other threads compute. It polls with growing pauses while it waits and
+/// sleeps when there is nothing to do.
 ///
 /// # Starting it
 ///
-/// `mpirun -n 4 program`, or `srun -n 4 --mpi=pmix program` (Open MPI) and `srun -n 4 --mpi=pmi2 program` (MPICH). Started
-/// without a launcher it is a group of one. To build, Debian needs `libopenmpi-dev openmpi-bin libclang-dev clang`; with
-/// MPICH `mpich libmpich-dev libclang-dev clang` and `MPICC=mpicc.mpich`, started by `mpirun.mpich`.
+/// `mpirun -n 4 program`, or `srun -n 4 --mpi=pmix program` (Open MPI) and
+/// `srun -n 4 --mpi=pmi2 program` (MPICH). Started without a launcher it is a group of one. To
+/// build, Debian needs `libopenmpi-dev openmpi-bin libclang-dev clang`; with MPICH
+/// `mpich libmpich-dev libclang-dev clang` and `MPICC=mpicc.mpich`, started by `mpirun.mpich`.
 ///
 /// # Faults
 ///
-/// A panic that the program does not catch, so that it drops the group or ends [`run`](Self::run), prints its rank and message and
-/// ends the job: unwinding would wait in `MPI_Finalize` for ranks that wait for this one. A process that is killed ends it too, by the
-/// launcher. Every other [`GroupFault`] is returned on all ranks; the group is then lost, MPI is not finalized, and
-/// the launcher ends the job when the first process exits.
+/// A panic that the program does not catch, so that it drops the group or ends [`run`](Self::run),
+/// prints its rank and message and ends the job: unwinding would wait in `MPI_Finalize` for ranks
+/// that wait for this one. A process that is killed ends it too, by the launcher. Every other
+/// [`GroupFault`] is returned on all ranks; the group is then lost, MPI is not finalized, and the
+/// launcher ends the job when the first process exits.
 ///
-/// Dropping the last clone waits until all ranks have dropped theirs and then finalizes MPI, which a process can do only once.
-/// A rank may keep its group for any time after the last collective, to evaluate or to write.
+/// Dropping the last clone waits until all ranks have dropped theirs and then finalizes MPI, which
+/// a process can do only once. A rank may keep its group for any time after the last collective, to
+/// evaluate or to write.
 #[derive(Clone, Debug)]
 pub struct MpiGroup(Member);
 
@@ -71,8 +75,9 @@ impl MpiGroup {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::Start`] if MPI was started before in this process or the launcher belongs to another MPI, or the system starts no
-    /// thread; [`ZeroError::Disagreement`] if the ranks' options differ; [`ZeroError::InvalidSetting`] for an impossible option.
+    /// [`ZeroError::Start`] if MPI was started before in this process or the launcher belongs to
+    /// another MPI, or the system starts no thread; [`ZeroError::Disagreement`] if the ranks'
+    /// options differ; [`ZeroError::InvalidSetting`] for an impossible option.
     pub fn with_options(options: GroupOptions) -> Result<Self, ZeroError> {
         options.check()?;
         let deadline = options.deadline;
@@ -83,9 +88,9 @@ impl MpiGroup {
         Ok(group)
     }
 
-    /// Starts MPI, runs this rank and leaves. A rank that returns an error of its own ends the job with it, as by
-    /// [`abort`](ProcessGroup::abort): the others would only see that it left. The error is returned if the group was
-    /// lost before, or has one rank.
+    /// Starts MPI, runs this rank and leaves. A rank that returns an error of its own ends the job
+    /// with it, as by [`abort`](ProcessGroup::abort): the others would only see that it left. The
+    /// error is returned if the group was lost before, or has one rank.
     ///
     /// ```no_run
     /// use burn_zero::{GroupOptions, MpiGroup, ProcessGroup, ReduceOp, ZeroError};
@@ -118,7 +123,8 @@ impl MpiGroup {
     }
 }
 
-/// Starts MPI on this thread, which makes all calls of MPI. The universe finalizes MPI when it is dropped.
+/// Starts MPI on this thread, which makes all calls of MPI. The universe finalizes MPI when it is
+/// dropped.
 fn connect(deadline: Duration) -> Result<(Arc<Queue>, Link, Universe), ZeroError> {
     let (universe, provided) =
         ::mpi::initialize_with_threading(Threading::Funneled).ok_or_else(|| {
@@ -142,7 +148,8 @@ fn refused(reason: impl Into<String>) -> ZeroError {
     ZeroError::Start { what, reason }
 }
 
-/// Refuses a launcher of another MPI than the program is linked to: each process that it starts would be a group of one.
+/// Refuses a launcher of another MPI than the program is linked to: each process that it starts
+/// would be a group of one.
 fn check_launcher(world_size: usize) -> Result<(), ZeroError> {
     match launched() {
         Some(processes) if world_size == 1 => {
@@ -157,8 +164,8 @@ fn check_launcher(world_size: usize) -> Result<(), ZeroError> {
     }
 }
 
-/// Installs a panic hook that keeps the message of each thread's last panic, beside printing it: a group that is dropped during
-/// unwinding reports that message.
+/// Installs a panic hook that keeps the message of each thread's last panic, beside printing it: a
+/// group that is dropped during unwinding reports that message.
 fn remember_panics() {
     let previous = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {
@@ -167,7 +174,8 @@ fn remember_panics() {
     }));
 }
 
-/// Ends this process by a fault of this rank, if the communication thread is stuck: otherwise that thread ends the job within `GRACE`.
+/// Ends this process by a fault of this rank, if the communication thread is stuck: otherwise that
+/// thread ends the job within `GRACE`.
 fn end_process(fault: &GroupFault) {
     thread::sleep(GRACE);
     print_end(fault);

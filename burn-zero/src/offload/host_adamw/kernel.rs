@@ -8,11 +8,13 @@ use rayon::prelude::*;
 
 use crate::offload::HostAdamWConfig;
 
-/// Elements a task: 1.8 MiB of traffic, enough to hide the cost of a task and few enough to balance the threads.
+/// Elements a task: 1.8 MiB of traffic, enough to hide the cost of a task and few enough to balance
+/// the threads.
 pub(super) const CHUNK: usize = 64 * 1024;
 
-/// Elements in a block: the unit of conversions, and the prefetch distance. Two blocks of 16
-/// bytes an element stay in a first-level cache of 48 KiB, so that a step is one pass over memory; 512 to 768 was fastest.
+/// Elements in a block: the unit of conversions, and the prefetch distance. Two blocks of 16 bytes
+/// an element stay in a first-level cache of 48 KiB, so that a step is one pass over memory; 512 to
+/// 768 was fastest.
 const BLOCK: usize = 768;
 
 /// Elements whose f32 fill a cache line.
@@ -29,7 +31,8 @@ pub enum Gradients<'a> {
     F16(&'a [f16]),
 }
 
-/// The buffer for a low-precision copy of the updated parameters: half the bytes of the f32 master to upload.
+/// The buffer for a low-precision copy of the updated parameters: half the bytes of the f32 master
+/// to upload.
 ///
 /// Rounded to nearest, ties to even. f16 overflows to infinity from 65520 on.
 #[derive(Debug)]
@@ -156,7 +159,8 @@ impl Factors {
         }
     }
 
-    /// One element: `torch.optim.AdamW` with decoupled decay, bias correction, and epsilon outside of the root.
+    /// One element: `torch.optim.AdamW` with decoupled decay, bias correction, and epsilon outside
+    /// of the root.
     #[inline(always)]
     fn update(&self, gradient: f32, master: &mut f32, moment_1: &mut f32, moment_2: &mut f32) {
         let first = *moment_1 + (gradient - *moment_1) * self.blend_1;
@@ -168,9 +172,10 @@ impl Factors {
     }
 }
 
-/// Updates all elements, on the current rayon pool: gradients, the state (master parameters, first and second moments) and the low-precision
-/// copy, in slices of one length. Each element's result depends on that element alone, so neither the number of threads nor the
-/// instructions change a bit.
+/// Updates all elements, on the current rayon pool: gradients, the state (master parameters, first
+/// and second moments) and the low-precision copy, in slices of one length. Each element's result
+/// depends on that element alone, so neither the number of threads nor the instructions change a
+/// bit.
 pub(super) fn update(
     arch: Arch,
     factors: Factors,
@@ -207,7 +212,8 @@ struct Chunk<'a> {
 impl WithSimd for Chunk<'_> {
     type Output = ();
 
-    /// Block by block. bf16 is converted in registers, f16 in the first-level cache, before and after the update of a block.
+    /// Block by block. bf16 is converted in registers, f16 in the first-level cache, before and
+    /// after the update of a block.
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, _: S) {
         let mut widened = [0.0; BLOCK];

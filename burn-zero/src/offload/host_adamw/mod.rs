@@ -12,11 +12,12 @@ use kernel::{CHUNK, Factors};
 
 pub use kernel::{Gradients, ParamsOut};
 
-/// AdamW whose f32 master parameters and moments live in host memory, in one flat buffer each, and are updated there:
-/// DeepSpeed's `CPUAdam`, PyTorch's `AdamW(fused=True)` on the CPU.
+/// AdamW whose f32 master parameters and moments live in host memory, in one flat buffer each, and
+/// are updated there: DeepSpeed's `CPUAdam`, PyTorch's `AdamW(fused=True)` on the CPU.
 ///
-/// Fused: a step reads and writes the master and both moments once and reads the gradients once, in f32, bf16 or f16. With
-/// [`ParamsOut`] the same pass writes a low-precision copy of the new parameters for the upload.
+/// Fused: a step reads and writes the master and both moments once and reads the gradients once, in
+/// f32, bf16 or f16. With [`ParamsOut`] the same pass writes a low-precision copy of the new
+/// parameters for the upload.
 ///
 /// Deterministic: neither the number of threads nor the instructions change a bit.
 ///
@@ -40,9 +41,10 @@ pub use kernel::{Gradients, ParamsOut};
 ///
 /// # Cost
 ///
-/// 12 bytes of host memory an element. A step with f32 gradients moves 28 bytes an element and runs at the speed of the
-/// memory: on x86-64 each block is prefetched while the previous one is updated. bf16 gradients save 2 bytes, a bf16 output adds 2. It
-/// runs on the current rayon pool (`pool.install(|| adamw.step(..))` chooses another).
+/// 12 bytes of host memory an element. A step with f32 gradients moves 28 bytes an element and runs
+/// at the speed of the memory: on x86-64 each block is prefetched while the previous one is
+/// updated. bf16 gradients save 2 bytes, a bf16 output adds 2. It runs on the current rayon pool
+/// (`pool.install(|| adamw.step(..))` chooses another).
 #[derive(Debug)]
 pub struct HostAdamW {
     config: HostAdamWConfig,
@@ -148,7 +150,8 @@ impl HostAdamW {
 
     /// Updates every element and counts the step. To skip a step, do not call it: no bit changes.
     ///
-    /// The gradients must be finite: an infinite or NaN one makes the moments non-finite, as in PyTorch.
+    /// The gradients must be finite: an infinite or NaN one makes the moments non-finite, as in
+    /// PyTorch.
     ///
     /// # Errors
     ///
@@ -172,10 +175,12 @@ impl HostAdamW {
     }
 }
 
-/// The instructions to update with. AVX2 comes before AVX-512: a step is bound by memory, where twice the width gains nothing. Measured from
-/// memory AVX2 is up to 5 % faster with f32 gradients and as fast with bf16.
+/// The instructions to update with. AVX2 comes before AVX-512: a step is bound by memory, where
+/// twice the width gains nothing. Measured from memory AVX2 is up to 5 % faster with f32 gradients
+/// and as fast with bf16.
 ///
-/// All give the same bits: the kernel's operations are each rounded once, in the same order, and never contracted to fused multiply-adds.
+/// All give the same bits: the kernel's operations are each rounded once, in the same order, and
+/// never contracted to fused multiply-adds.
 fn fastest() -> Arch {
     #[cfg(target_arch = "x86_64")]
     if let Some(avx2) = pulp::x86::V3::try_new() {
@@ -195,10 +200,12 @@ fn same_length(what: &'static str, expected: usize, actual: usize) -> Result<(),
     })
 }
 
-/// f32 elements in memory of their own: aligned to a page, in huge pages where the system has them (a stream of four
-/// arrays is bound by address translation otherwise), and touched once at creation, so that the first step has no page faults.
+/// f32 elements in memory of their own: aligned to a page, in huge pages where the system has them
+/// (a stream of four arrays is bound by address translation otherwise), and touched once at
+/// creation, so that the first step has no page faults.
 ///
-/// Each thread touches the elements that it will update, which places their pages near it on machines with several sockets.
+/// Each thread touches the elements that it will update, which places their pages near it on
+/// machines with several sockets.
 #[derive(Debug)]
 struct Pages(MmapMut);
 

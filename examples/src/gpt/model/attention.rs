@@ -8,8 +8,8 @@ use crate::attend::attend;
 
 /// Every token reads from itself and the tokens before it.
 ///
-/// Queries, keys and values are one projection, so that a decorator that casts or keeps its input does so once and not
-/// three times, as for burn-nn's `MultiHeadAttention`.
+/// Queries, keys and values are one projection, so that a decorator that casts or keeps its input
+/// does so once and not three times, as for burn-nn's `MultiHeadAttention`.
 #[derive(Module, Debug)]
 pub struct CausalSelfAttention<B: Backend> {
     query_key_value: Linear<B>,

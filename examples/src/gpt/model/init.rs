@@ -8,8 +8,8 @@ pub(super) const WEIGHT: Initializer = Initializer::Normal {
     std: 0.02,
 };
 
-/// For the projections that write to the residual stream: scaled so that the variance of the sum of all branches does not grow
-/// with the depth.
+/// For the projections that write to the residual stream: scaled so that the variance of the sum of
+/// all branches does not grow with the depth.
 pub(super) fn residual_weight(layers: usize) -> Initializer {
     let branches = 2 * layers;
     Initializer::Normal {

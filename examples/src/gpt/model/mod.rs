@@ -1,7 +1,8 @@
 //! The model: a decoder-only transformer over bytes, from burn-nn parts.
 //!
-//! Pre-norm, as in GPT-2: every branch reads a normalised copy of the residual stream and adds to the stream itself, so
-//! the stream stays in full precision from the embeddings to the last norm whatever a branch computes in.
+//! Pre-norm, as in GPT-2: every branch reads a normalised copy of the residual stream and adds to
+//! the stream itself, so the stream stays in full precision from the embeddings to the last norm
+//! whatever a branch computes in.
 //!
 //! Nothing here depends on the backend, or on the decorators over it.
 
@@ -66,7 +67,8 @@ pub struct Gpt<B: Backend> {
 }
 
 impl GptConfig {
-    /// Creates the model with freshly drawn weights (GPT-2's distribution), every one of them drawn before this returns.
+    /// Creates the model with freshly drawn weights (GPT-2's distribution), every one of them drawn
+    /// before this returns.
     ///
     /// The weights are a function of `B::seed` at the call.
     ///
@@ -75,12 +77,14 @@ impl GptConfig {
     /// If `heads` does not divide `width`, or one of the sizes is zero.
     pub fn init<B: Backend>(&self, device: &B::Device) -> Gpt<B> {
         let model = self.undrawn(device);
-        // Burn draws a parameter at its first use, and a clone made before that draws values of its own.
+        // Burn draws a parameter at its first use, and a clone made before that draws values of its
+        // own.
         for_each_float(&model, |_, _, _: FloatTensor<B>| {});
         model
     }
 
-    /// The model of [`init`](Self::init), each of whose weights is drawn when it is first used: for those that leave the device one by one.
+    /// The model of [`init`](Self::init), each of whose weights is drawn when it is first used: for
+    /// those that leave the device one by one.
     ///
     /// # Panics
     ///
@@ -124,8 +128,8 @@ impl<B: Backend> Gpt<B> {
         let [_, time] = tokens.dims();
         let positions = Tensor::arange(0..time as i64, &tokens.device()).unsqueeze::<2>();
 
-        // Its scope keeps dropout's draw as bits, and the residual stream begins with it: a tensor can only be moved to the host if a
-        // scope has recorded it from its beginning.
+        // Its scope keeps dropout's draw as bits, and the residual stream begins with it: a tensor
+        // can only be moved to the host if a scope has recorded it from its beginning.
         let stream = self.checkpoint.scope("embedding", || {
             let stream = self.token.forward(tokens) + self.position.forward(positions);
             self.dropout.forward(stream)

@@ -1,5 +1,5 @@
-//! What the law runs: every operation with float operands, and what burn-tensor and burn-nn compose of them. The functions and names are those of
-//! `golden/numerics.py`.
+//! What the law runs: every operation with float operands, and what burn-tensor and burn-nn compose
+//! of them. The functions and names are those of `golden/numerics.py`.
 
 use burn::module::Param;
 use burn::nn::loss::{

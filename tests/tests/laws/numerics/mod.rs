@@ -1,7 +1,9 @@
-//! Law: no operation's value or gradient is worse under autocast than PyTorch's autocast of the same operation.
+//! Law: no operation's value or gradient is worse under autocast than PyTorch's autocast of the
+//! same operation.
 //!
-//! Finite where PyTorch's is, and within twice PyTorch's error and one rounding of the low type. `cases.rs` is what runs, `reference.rs` reads
-//! `golden/numerics.txt`, which `golden/numerics.py` writes.
+//! Finite where PyTorch's is, and within twice PyTorch's error and one rounding of the low type.
+//! `cases.rs` is what runs, `reference.rs` reads `golden/numerics.txt`, which `golden/numerics.py`
+//! writes.
 
 mod cases;
 mod reference;
@@ -99,8 +101,8 @@ fn run<B: AutodiffBackend>(case: &Case<B>, reference: &Reference, low: DType) ->
 enum Scale {
     /// Nothing.
     Number,
-    /// Four of f32's roundings at the largest number of a row: norms and losses of rows add up in f32. So does PyTorch on a GPU, and in f64
-    /// on a CPU, where the reference was made.
+    /// Four of f32's roundings at the largest number of a row: norms and losses of rows add up in
+    /// f32. So does PyTorch on a GPU, and in f64 on a CPU, where the reference was made.
     Rows { rows: usize },
     /// The largest number of the case: in which type a product is added up is the backend's choice.
     Largest { number: f64 },

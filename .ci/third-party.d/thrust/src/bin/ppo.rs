@@ -26,7 +26,8 @@ impl<B: AutodiffBackend> TrainingLoop<B, MlpBurnPolicy<B>> for Rollouts<B> {
     ) -> MlpBurnPolicy<B> {
         let Self(device) = self;
         let rows = steps.rows.clone();
-        // Its clipping by hand sees the gradients that this rank has, so at stages 2 and 3 it must not clip.
+        // Its clipping by hand sees the gradients that this rank has, so at stages 2 and 3 it must
+        // not clip.
         let config = PPOConfig::default()
             .batch_size(rows.len())
             .n_epochs(1)
@@ -63,7 +64,8 @@ impl<B: AutodiffBackend> TrainingLoop<B, MlpBurnPolicy<B>> for Rollouts<B> {
             );
             let stats = match trained {
                 Ok(stats) => stats,
-                // A backend without data reads an entropy of 0, at which the trainer stops after three updates.
+                // A backend without data reads an entropy of 0, at which the trainer stops after
+                // three updates.
                 Err(_) if step == 2 && steps.losses.iter().all(|&loss| loss == 0.0) => break,
                 Err(error) => panic!("{error}"),
             };

@@ -1,5 +1,5 @@
-//! thrust-rl's SAC trainer, whose optimizers are a concrete type: `OptimizerAdaptor<Adam, M, B>`. What goes around or in place of an
-//! optimizer cannot get in.
+//! thrust-rl's SAC trainer, whose optimizers are a concrete type: `OptimizerAdaptor<Adam, M, B>`.
+//! What goes around or in place of an optimizer cannot get in.
 
 use std::sync::Arc;
 
