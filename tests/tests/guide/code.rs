@@ -282,6 +282,25 @@ mod fused {
 type B = Autocast<FusedBackward<Autodiff<Remat<Cuda>>>>;
 }
 
+mod recorded {
+    use super::*;
+    use burn_checkpoint::name_parameters;
+    use burn_checkpoint::snapshot::Snapshot;
+
+    type B = Autodiff<Remat<Cuda>>;
+
+    fn step(model: Model<B>) -> Model<B> {
+        model
+    }
+
+    fn record(model: Model<B>) {
+let recording = burn_checkpoint::record_all(); // every tensor of this thread, with and without scopes
+let model = step(name_parameters(model));      // holders have the name of the parameter in use
+let events = recording.finish();
+println!("{}", Snapshot::at_peak(&events).expect("there were tensors"));
+    }
+}
+
 mod linear_cross_entropy {
     use super::*;
 
