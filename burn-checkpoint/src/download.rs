@@ -8,7 +8,9 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use burn_backend::ops::TransactionPrimitive;
 use burn_backend::{Backend, StreamId, TensorData, read_sync};
-use burn_decorator::{ReadError, finish_reads, on_reader, reading_stream, shared, wait_for_read};
+use burn_decorator::{
+    ReadError, finish_reads, in_shape, on_reader, reading_stream, shared, wait_for_read,
+};
 
 use crate::kind::Value;
 
@@ -85,10 +87,9 @@ impl<B: Backend> AnyBatch for Batch<B> {
                     None => wait_for_read(download),
                 };
                 // The tensor may have been dropped meanwhile.
-                let _ = sender.send(data.map(|mut data| {
-                    data.shape = shape;
+                let _ = sender.send(data.map(|data| {
                     // An upload consumes data, and the copy must outlive a failed upload.
-                    shared(data)
+                    shared(in_shape(data, shape))
                 }));
             }
         })

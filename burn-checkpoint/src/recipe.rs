@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{Backend, DType, Shape, TensorData};
-use burn_decorator::upload;
+use burn_decorator::{in_shape, upload};
 
 use crate::ahead::{Ahead, UploadPlace, Version};
 use crate::call;
@@ -143,9 +143,7 @@ where
             return None;
         };
         let shape = self.reshaped.clone()?;
-        let mut data = input.node().recipe()?.data()?;
-        data.shape = shape;
-        Some(data)
+        Some(in_shape(input.node().recipe()?.data()?, shape))
     }
 
     fn in_type(&self, dtype: DType) -> Option<InType<B>> {

@@ -146,7 +146,7 @@ pub use order::UseOrder;
 pub use reads::{
     HostRead, Read, ReadError, ReadsInPlace, finish_reads, on_reader, view_shape, wait_for_read,
 };
-pub use shared::shared;
+pub use shared::{in_shape, shared};
 pub use stream::reading_stream;
 pub use unmended::ensure_mended;
 pub use upload::{end_uploads, upload};

@@ -17,7 +17,7 @@ use burn_backend::{
     Backend, ExecutionError, Shape, StreamId, TensorData, TensorMetadata, read_sync,
 };
 
-use crate::reading_stream;
+use crate::{in_shape, reading_stream};
 
 /// What a read gave: the elements, or why they could not be read.
 pub type Read = Result<TensorData, ReadError>;
@@ -153,11 +153,7 @@ impl HostRead {
         // Decorators bring their tensors back when the read is made: on this thread.
         let read = reading_stream(StreamId::current())
             .executes(|| B::float_into_data(B::float_reshape(tensor, view_shape(&shape))));
-        Self::of(async move {
-            let mut data = read.await?;
-            data.shape = shape;
-            Ok(data)
-        })
+        Self::of(async move { Ok(in_shape(read.await?, shape)) })
     }
 
     /// Waits for a read [on this thread's reader](on_reader), and not here. It reads what belongs

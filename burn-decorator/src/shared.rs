@@ -1,6 +1,6 @@
 //! Data on the host whose clones share one allocation.
 
-use burn_backend::{Bytes, TensorData};
+use burn_backend::{Bytes, Shape, TensorData};
 
 /// The same data, with clones that share one allocation and a reference to which an upload takes
 /// without a copy. Whoever writes into a clone gets elements of its own: a copy at the first write.
@@ -29,4 +29,10 @@ pub fn shared(data: TensorData) -> TensorData {
     let property = bytes.property();
     let bytes = bytes::Bytes::from_owner(Owner(bytes));
     TensorData::from_bytes(Bytes::from_shared(bytes, property), shape, dtype)
+}
+
+/// The same elements in another shape of as many.
+pub fn in_shape(data: TensorData, shape: Shape) -> TensorData {
+    let (_, dtype) = crate::shape_and_dtype!(data);
+    TensorData::from_bytes(data.into_bytes(), shape, dtype)
 }

@@ -11,6 +11,8 @@
 
 #[path = "../../../burn-checkpoint/src/again.rs"]
 mod again;
+#[path = "../../../burn-checkpoint/src/ahead.rs"]
+mod ahead;
 #[path = "../../../burn-checkpoint/src/budget/mod.rs"]
 mod budget;
 #[path = "../../../burn-checkpoint/src/call/mod.rs"]
@@ -22,6 +24,8 @@ mod context;
 #[path = "../../../burn-checkpoint/src/cost.rs"]
 mod cost;
 mod decorator;
+#[path = "../../../burn-checkpoint/src/delivered.rs"]
+mod delivered;
 #[path = "../../../burn-checkpoint/src/download.rs"]
 mod download;
 #[path = "../../../burn-checkpoint/src/entry.rs"]

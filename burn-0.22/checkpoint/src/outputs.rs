@@ -28,9 +28,28 @@ pub fn touched() {
     TOUCHED.set(TOUCHED.get() + 1);
 }
 
-/// How many tensors there are among the results, and those that are managed.
-pub(crate) fn collect(results: &impl Outputs) -> (usize, Vec<Arc<dyn AnyEntry>>) {
+/// Runs a function that touches results. Returns the number of tensors among them, and the managed
+/// ones.
+pub(crate) fn collect(touch: impl FnOnce()) -> (usize, Vec<Arc<dyn AnyEntry>>) {
     TOUCHED.set(0);
-    let managed = context::collecting(|| results.touch());
+    let managed = context::collecting(touch);
     (TOUCHED.get(), managed)
+}
+
+/// Takes the tensors of a result that has no [`Outputs`].
+#[derive(Debug)]
+pub struct ListedTensors {
+    _private: (),
+}
+
+impl ListedTensors {
+    pub(crate) fn new() -> Self {
+        Self { _private: () }
+    }
+
+    /// Lists a part of the result.
+    pub fn add(&mut self, part: &impl Outputs) -> &mut Self {
+        part.touch();
+        self
+    }
 }

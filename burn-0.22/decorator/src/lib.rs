@@ -13,8 +13,14 @@ mod kind;
 #[path = "../../../burn-decorator/src/map.rs"]
 mod map;
 pub mod non_finite;
+#[path = "../../../burn-decorator/src/order.rs"]
+mod order;
 #[path = "../../../burn-decorator/src/profile.rs"]
 pub mod profile;
+#[path = "../../../burn-decorator/src/reads.rs"]
+mod reads;
+#[path = "../../../burn-decorator/src/shared.rs"]
+mod shared;
 #[path = "../../../burn-decorator/src/stream.rs"]
 mod stream;
 mod table;
@@ -25,6 +31,11 @@ mod upload;
 #[path = "../../../burn-decorator/src/warn.rs"]
 pub mod warn;
 
+pub use order::UseOrder;
+pub use reads::{
+    HostRead, Read, ReadError, ReadsInPlace, finish_reads, on_reader, view_shape, wait_for_read,
+};
+pub use shared::{in_shape, shared};
 pub use stream::reading_stream;
 pub use unmended::ensure_mended;
 pub use upload::{end_uploads, upload};
