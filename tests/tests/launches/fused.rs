@@ -81,11 +81,13 @@ fn an_update_after_fusion_on_vulkan() {
     assert_eq!(of_update(windows(sgd::<B>(), window()), W), 205);
     for (detection, expected) in [
         (Detection::Sync, 2 * P + 4),
-        (Detection::Deferred, 3 * P + 3),
+        // The scale is on the device: unscaling takes two kernels for each parameter.
+        (Detection::Deferred, 5 * P + 3),
     ] {
         let alone = of_update(scaler(detection).wrap(sgd()), 1);
-        // The scaler lives through the comparison, so these are beside a scaled backward pass.
+        // The comparison is with a backward pass that is not scaled: a scaler scales the losses of
+        // its own optimizers' models only, so the scaling of a window's losses takes part.
         let all = of_update(scaler(detection).wrap(windows(clipped(), window())), W);
-        assert_eq!((alone, all), (expected, 270), "{detection:?}");
+        assert_eq!((alone, all), (expected, 324), "{detection:?}");
     }
 }
