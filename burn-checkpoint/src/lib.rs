@@ -84,7 +84,7 @@
 //! | node | `node`, `recipe` | meta, storage and recipe of a managed tensor |
 //! | replay | `replay`, `recorded` | bringing a node back; the node with its recipe |
 //! | context | `context`, `install` | a thread's open scopes, budget in force (its own or the process's), counters |
-//! | handle | `handle`, `outputs`, `scope`, `call`, `delivered` | the tensor of `Remat`; the ends of scopes; recording an operation; tensors that are there during their uses |
+//! | handle | `handle`, `outputs`, `listed_tensors`, `scope`, `call`, `delivered` | the tensor of `Remat`; the ends of scopes; recording an operation; tensors that are there during their uses |
 //! | backend | `decorator` | `Remat` from the table of operations |
 //! | tools | `chain`, `module`, `plan`, `plot`, `parameters`, `record_all`, `metric` | what is built on the public API |
 
@@ -107,6 +107,7 @@ mod handle;
 mod host_copy;
 mod install;
 mod kind;
+mod listed_tensors;
 mod memory;
 mod metric;
 mod module;
@@ -151,10 +152,11 @@ pub use error::{Need, OpResult, RematError};
 pub use gradient::Gradient;
 pub use handle::{Handle, Managed};
 pub use install::{InstalledBudget, ProcessBudget, end_step};
+pub use listed_tensors::ListedTensors;
 pub use metric::{HoldersMetric, RematMetric};
 pub use module::Checkpointed;
 pub use op::{OpInfo, op_table};
-pub use outputs::{ListedTensors, Outputs};
+pub use outputs::Outputs;
 pub use parameters::name_parameters;
 pub use policy::{OpCall, PerOperation, Policy, SavePolicy};
 pub use record_all::{FullRecording, record_all};

@@ -46,26 +46,6 @@ pub(crate) fn collect(touch: impl FnOnce()) -> (usize, Vec<Arc<dyn AnyEntry>>) {
     (TOUCHED.get(), managed)
 }
 
-/// Takes the tensors of a result that has no [`Outputs`], in
-/// [`checkpoint_listing`](crate::checkpoint_listing).
-#[derive(Debug)]
-pub struct ListedTensors {
-    _private: (),
-}
-
-impl ListedTensors {
-    pub(crate) fn new() -> Self {
-        Self { _private: () }
-    }
-
-    /// Lists a part of the result: a tensor, or anything with [`Outputs`], such as a `Vec` of
-    /// tensors.
-    pub fn add(&mut self, part: &impl Outputs) -> &mut Self {
-        part.touch();
-        self
-    }
-}
-
 impl<B: Backend, const D: usize, K: TensorKind<B> + BasicOps<B>> Outputs for Tensor<B, D, K> {
     fn touch(&self) {
         TOUCHED.set(TOUCHED.get() + 1);

@@ -4,7 +4,8 @@ use std::sync::{Arc, Once, Weak};
 
 use crate::context::{self, Frame};
 use crate::entry::{self, AnyEntry};
-use crate::outputs::{self, ListedTensors, Outputs};
+use crate::listed_tensors::ListedTensors;
+use crate::outputs::{self, Outputs};
 use crate::policy::{Policy, SavePolicy};
 use crate::trace::{self, EventKind};
 use crate::work::Work;

@@ -44,6 +44,8 @@ mod host_copy;
 mod install;
 #[path = "../../../burn-checkpoint/src/kind.rs"]
 mod kind;
+#[path = "../../../burn-checkpoint/src/listed_tensors.rs"]
+mod listed_tensors;
 #[path = "../../../burn-checkpoint/src/memory.rs"]
 mod memory;
 #[path = "../../../burn-checkpoint/src/node.rs"]

@@ -35,21 +35,3 @@ pub(crate) fn collect(touch: impl FnOnce()) -> (usize, Vec<Arc<dyn AnyEntry>>) {
     let managed = context::collecting(touch);
     (TOUCHED.get(), managed)
 }
-
-/// Takes the tensors of a result that has no [`Outputs`].
-#[derive(Debug)]
-pub struct ListedTensors {
-    _private: (),
-}
-
-impl ListedTensors {
-    pub(crate) fn new() -> Self {
-        Self { _private: () }
-    }
-
-    /// Lists a part of the result.
-    pub fn add(&mut self, part: &impl Outputs) -> &mut Self {
-        part.touch();
-        self
-    }
-}

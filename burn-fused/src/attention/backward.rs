@@ -7,7 +7,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Shape, Slice, TensorMetadata};
 
 use super::Operands;
-use super::blocks::{Block, part};
+use super::blocks::{Block, joined, part};
 use crate::precision::{cast, raise};
 use crate::softmax::softmax_backward;
 
@@ -131,10 +131,7 @@ impl<B: Backend> Sums<B> {
 /// The parts of all queries, which are there with the last ones first, as one tensor.
 fn in_order<B: Backend>(mut parts: Vec<FloatTensor<B>>) -> Option<FloatTensor<B>> {
     parts.reverse();
-    match parts.len() {
-        0 | 1 => parts.pop(),
-        _ => Some(B::float_cat(parts, 2)),
-    }
+    joined::<B>(parts)
 }
 
 /// Adds a block's gradient to that of the first keys, in f32: so that many small parts are rounded

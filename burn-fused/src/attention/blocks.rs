@@ -181,6 +181,15 @@ pub(super) fn part<B: Backend>(
     B::float_slice(tensor.clone(), &slices)
 }
 
+/// The parts of all queries, in their order, as one tensor; `None` of no parts.
+pub(super) fn joined<B: Backend>(mut parts: Vec<FloatTensor<B>>) -> Option<FloatTensor<B>> {
+    if parts.len() < 2 {
+        parts.pop()
+    } else {
+        Some(B::float_cat(parts, 2))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

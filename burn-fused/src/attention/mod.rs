@@ -14,15 +14,14 @@ mod backward;
 mod blocks;
 mod scores;
 
-use burn_autodiff::ops::Backward;
 use burn_backend::ops::AttentionModuleOptions;
 use burn_backend::tensor::{BoolTensor, FloatTensor};
 use burn_backend::{Backend, TensorMetadata};
-use burn_decorator::autodiff::{AutodiffTensor, TapeBackend, record};
+use burn_decorator::autodiff::{TapeBackend, record};
 
 use crate::precision::cast;
 use backward::Attention;
-use blocks::{Block, Layout};
+use blocks::{Block, Layout, joined};
 
 /// `softmax(query keyᵀ scale) value`, the softmax in at least f32, 0 in rows that are masked in
 /// full.
@@ -56,20 +55,9 @@ pub(crate) fn attention<A: TapeBackend>(
     };
     let result = operands.attend();
     match &bias {
-        Some(bias) => finish([&query, &key, &value, bias], operands, result),
-        None => finish([&query, &key, &value], operands, result),
+        Some(bias) => record(Attention, [&query, &key, &value, bias], operands, result),
+        None => record(Attention, [&query, &key, &value], operands, result),
     }
-}
-
-fn finish<B: Backend, const N: usize>(
-    parents: [&AutodiffTensor<B>; N],
-    operands: Operands<B>,
-    result: FloatTensor<B>,
-) -> AutodiffTensor<B>
-where
-    Attention: Backward<B, N, State = Operands<B>>,
-{
-    record(Attention, parents, operands, result)
 }
 
 /// The operands and options, which are all that backward keeps.
@@ -101,12 +89,8 @@ impl<B: Backend> Operands<B> {
             let result = B::float_matmul(probabilities, value);
             self.layout.ungroup::<B>(result)
         };
-        let blocks = self.blocks();
-        let mut results: Vec<_> = blocks.iter().map(of_block).collect();
-        match results.len() {
-            1 => results.remove(0),
-            _ => B::float_cat(results, 2),
-        }
+        let results = self.blocks().iter().map(of_block).collect();
+        joined::<B>(results).expect("there are queries")
     }
 
     fn blocks(&self) -> Vec<Block> {

@@ -161,10 +161,7 @@ pub(in crate::decorator) fn float_asinh<B: Backend, P: Policy>(
         let near = B::float_asinh(within_large::<B>(x.clone()));
         B::float_mask_where(near, above::<B>(&B::float_abs(x), LARGE), logarithm)
     };
-    let result = function::<B>(x.clone().raised::<B>(), value, |x, _| {
-        slope_of_root::<B>(x, 1.0)
-    });
-    call.wrap::<B>(B::float_cast(result, x.tensor.dtype().into()))
+    rounded_once::<B>(&call, x, value, |x, _| slope_of_root::<B>(x, 1.0))
 }
 
 /// `log(2 x)` where `x^2` may be infinite.
@@ -181,10 +178,19 @@ pub(in crate::decorator) fn float_acosh<B: Backend, P: Policy>(
         let is_large = above::<B>(&x, LARGE);
         B::float_mask_where(near, is_large, log_of_twice::<B>(x))
     };
-    let result = function::<B>(x.clone().raised::<B>(), value, |x, _| {
-        slope_of_root::<B>(x, -1.0)
-    });
-    call.wrap::<B>(B::float_cast(result, x.tensor.dtype().into()))
+    rounded_once::<B>(&call, x, value, |x, _| slope_of_root::<B>(x, -1.0))
+}
+
+/// A function and its slope, computed in f32; the result is rounded once, to the operand's type.
+fn rounded_once<B: Backend>(
+    call: &Call,
+    x: Tensor<B>,
+    value: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
+    slope: impl FnOnce(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
+) -> Tensor<B> {
+    let dtype = x.tensor.dtype();
+    let result = function::<B>(x.raised::<B>(), value, slope);
+    call.wrap::<B>(B::float_cast(result, dtype.into()))
 }
 
 fn within_large<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
