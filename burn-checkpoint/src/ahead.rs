@@ -160,9 +160,9 @@ impl UploadPlace {
         };
         let is_expected = |ahead: &Ahead| ahead.is_of(request);
         let Noted { ahead, next } = self.order.0.lock().used(used);
-        let ahead = ahead.filter(is_expected).map(|ahead| ahead.tensor);
-        let ahead = ahead.and_then(|tensor| tensor.downcast::<Held<FloatTensor<B>>>().ok());
-        let tensor = match ahead {
+        let expected = ahead.filter(is_expected).map(|ahead| ahead.tensor);
+        let uploaded = expected.and_then(|any| any.downcast::<Held<FloatTensor<B>>>().ok());
+        let tensor = match uploaded {
             Some(tensor) => tensor.into_inner(),
             None => upload::<B>(request.data(), device),
         };

@@ -84,7 +84,7 @@
 //! With the feature `autodiff`: `autodiff`, operations of one's own on its tape. With `module`:
 //! `module`, tensors of a module by path; `exact`, records that no recorder rounds to half
 //! precision; `device`, a module's device. With `train`: `non_finite`, which gradients are infinite
-//! or NaN; `gauge`, a number as a metric of the Learner. [`profile`] is what a device can do, for
+//! or NaN; `gauge`, a number as a metric of the Learner. [`split_mix`] makes random numbers of a seed and an index. [`profile`] is what a device can do, for
 //! those that tell time from it.
 //!
 //! # Between host and device
@@ -128,6 +128,7 @@ mod reads;
 pub mod record;
 mod shared;
 pub mod simulated;
+pub mod split_mix;
 mod stream;
 mod table;
 pub mod tape;

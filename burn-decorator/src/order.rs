@@ -55,8 +55,8 @@ impl<T: Copy + PartialEq> UseOrder<T> {
             uses[*at] == used && (*at == expected || before == last)
         };
         let mut places = (expected..uses.len()).chain(0..expected);
-        let place = places.find(follows);
-        let place = place.or_else(|| uses.iter().position(|known| *known == used));
+        let any = || uses.iter().position(|known| *known == used);
+        let place = places.find(follows).or_else(any);
         self.at = place.map_or(uses.len(), |place| place + 1);
         uses.get(self.at).copied()
     }

@@ -23,9 +23,9 @@ pub const MODEL_STACK_BYTES: usize = 64 << 20;
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn model_thread(name: impl Into<String>) -> Builder {
-    let asked = env::var("RUST_MIN_STACK").ok();
-    let asked = asked.and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
+    let variable = env::var("RUST_MIN_STACK").ok();
+    let asked_bytes = variable.and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
     Builder::new()
         .name(name.into())
-        .stack_size(MODEL_STACK_BYTES.max(asked))
+        .stack_size(MODEL_STACK_BYTES.max(asked_bytes))
 }

@@ -329,8 +329,8 @@ impl Estimate {
             host += (launch + work.recording).as_secs_f64() * times(cost.at);
         }
         let in_last = |moved: &&Transfer| (last..update).contains(&moved.at);
-        let again = self.recording.transfers.iter().filter(in_last);
-        let again = again.map(|transfer| {
+        let transfers = self.recording.transfers.iter().filter(in_last);
+        let again = transfers.map(|transfer| {
             let Transfer {
                 uploaded_bytes,
                 downloaded_bytes,

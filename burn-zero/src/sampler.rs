@@ -1,5 +1,6 @@
 //! Which items of the data a rank trains on in an epoch. Integers only.
 
+use burn_decorator::split_mix;
 use serde::{Deserialize, Serialize};
 
 /// Which items each rank trains on in an epoch: PyTorch's `DistributedSampler`.
@@ -106,24 +107,15 @@ impl Order {
             return order;
         };
         // Fisher and Yates, from the last place to the first.
-        let stream = split_mix(seed, epoch as u64);
+        let stream = split_mix::output(seed, epoch as u64);
         for place in (1..items).rev() {
             let choices = place as u128 + 1;
-            let random = split_mix(stream, place as u64);
+            let random = split_mix::output(stream, place as u64);
             let chosen = (u128::from(random) * choices) >> 64;
             order.swap(place, chosen as usize);
         }
         order
     }
-}
-
-/// The `index`-th output of SplitMix64 (Steele, Lea and Flood 2014) from this seed, without those
-/// before it.
-fn split_mix(seed: u64, index: u64) -> u64 {
-    let z = seed.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

@@ -47,7 +47,7 @@ fn repeated<B: Backend>(tensor: Tensor<B, 4>, heads: usize) -> Tensor<B, 4> {
     if key_heads == heads {
         return tensor;
     }
-    let each = tensor.unsqueeze_dim::<5>(2);
-    let each = each.expand([batch, key_heads, heads / key_heads, time, features]);
-    each.reshape([batch, heads, time, features])
+    let each = [batch, key_heads, heads / key_heads, time, features];
+    let repeated = tensor.unsqueeze_dim::<5>(2).expand(each);
+    repeated.reshape([batch, heads, time, features])
 }

@@ -81,9 +81,8 @@ impl<B: AutodiffBackend, P: Policy> AutodiffBackend for Autocast<B, P> {
         // still used.
         let needs = Mode::current::<P>().low() == Some(FloatDType::F16);
         let unscaled = || flat_inner::<B, P>(&loss);
-        let active = active_scale(&device, lineage, needs, unscaled);
-        let active = active.map(|factor| factor.map(primitive));
-        let [mut scale, mut inverse] = active;
+        let factors = active_scale(&device, lineage, needs, unscaled);
+        let [mut scale, mut inverse] = factors.map(|factor| factor.map(primitive));
         let loss = times::<B>(loss, &scale.clone().map(B::from_inner));
         let weight = match scale {
             Factor::None => None,
@@ -165,9 +164,9 @@ impl<B: AutodiffBackend, P: Policy> AutodiffBackend for Autocast<B, P> {
 fn flat_inner<B: AutodiffBackend, P: Policy>(
     loss: &FloatTensor<B>,
 ) -> Tensor<Autocast<B::InnerBackend, P>, 1> {
-    let loss = flat::<B::InnerBackend>(B::inner(loss.clone()));
-    let loss = AutocastTensor::new(loss.into_primitive().tensor());
-    Tensor::from_primitive(TensorPrimitive::Float(loss))
+    let flat = flat::<B::InnerBackend>(B::inner(loss.clone()));
+    let autocast = AutocastTensor::new(flat.into_primitive().tensor());
+    Tensor::from_primitive(TensorPrimitive::Float(autocast))
 }
 
 fn flat<B: Backend>(tensor: FloatTensor<B>) -> Tensor<B, 1> {

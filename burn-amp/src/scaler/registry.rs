@@ -84,8 +84,8 @@ pub(super) fn lookup(lineage: Lineage, needs: bool) -> Option<Arc<Shared>> {
     });
     let awaits_model = |scaler: &Arc<Shared>| scaler.lock().awaits_model();
     let current = of_thread.first().map(|(scaler, by)| (scaler.clone(), *by));
-    let others = of_thread.iter().skip(1).map(|(scaler, _)| scaler);
-    let mut others = others.filter(|other| awaits_model(other));
+    let older = of_thread.iter().skip(1).map(|(scaler, _)| scaler);
+    let mut others = older.filter(|other| awaits_model(other));
     let found = match (current, lineage) {
         (Some((current, BoundBy::User)), _) => Some(current),
         (Some((current, BoundBy::Use)), _)
@@ -150,8 +150,8 @@ fn newest() -> Option<Arc<Shared>> {
 
 fn with_number(number: u32) -> Option<Arc<Shared>> {
     let live = LIVE.lock();
-    let mut live = live.iter().filter_map(Weak::upgrade);
-    live.find(|scaler| scaler.number() == number)
+    let mut scalers = live.iter().filter_map(Weak::upgrade);
+    scalers.find(|scaler| scaler.number() == number)
 }
 
 /// The newest scaler whose model is not known and whose losses are not differentiated on its own

@@ -20,8 +20,8 @@ impl<B: Backend, const N: usize> Backward<B, N> for Attention {
 
     fn backward(self, ops: Ops<Self::State, N>, gradients: &mut Gradients, _: &mut Checkpointer) {
         let gradient = gradients.consume::<B>(&ops.node);
-        let mut parents = ops.parents.into_iter();
-        let parents = [(); 4].map(|()| parents.next().flatten());
+        let mut given = ops.parents.into_iter();
+        let parents = [(); 4].map(|()| given.next().flatten());
         let mut sums = Sums::new(parents.each_ref().map(Option::is_some));
         // The last block has all keys, so its gradients of keys and values are the first that
         // others are added to.
@@ -77,8 +77,8 @@ impl<B: Backend> Sums<B> {
             return;
         }
         let value = layout.keys::<B>(&operands.value, block);
-        let of_probabilities = B::float_matmul(gradient, B::float_transpose(value));
-        let of_probabilities = raise::<B>(of_probabilities);
+        let product = B::float_matmul(gradient, B::float_transpose(value));
+        let of_probabilities = raise::<B>(product);
         let mut of_scores = softmax_backward::<B>(probabilities.of_keys, of_probabilities, 3);
         if of_bias && let Some(bias) = &operands.bias {
             let whole = layout.ungroup::<B>(of_scores.clone());

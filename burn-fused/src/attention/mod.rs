@@ -83,8 +83,8 @@ struct Operands<B: Backend> {
 impl<B: Backend> Operands<B> {
     fn attend(&self) -> FloatTensor<B> {
         let of_block = |block: &Block| {
-            let probabilities = self.probabilities(block).of_keys;
-            let probabilities = cast::<B>(probabilities, self.query.dtype());
+            let of_keys = self.probabilities(block).of_keys;
+            let probabilities = cast::<B>(of_keys, self.query.dtype());
             let value = self.layout.keys::<B>(&self.value, block);
             let result = B::float_matmul(probabilities, value);
             self.layout.ungroup::<B>(result)

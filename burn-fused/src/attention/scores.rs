@@ -31,10 +31,10 @@ impl<B: Backend> Operands<B> {
         let masks = self.masks(block);
         let of_keys = match &self.bias {
             Some(bias) => {
-                let bias = self.layout.bias::<B>(bias, block);
-                let bias = raise::<B>(self.layout.group_rows::<B>(bias));
-                let scores = B::float_add(scores, bias);
-                softmax_of_infinite::<B>(fill::<B>(scores, &masks, f64::NEG_INFINITY))
+                let of_block = self.layout.bias::<B>(bias, block);
+                let of_rows = raise::<B>(self.layout.group_rows::<B>(of_block));
+                let biased = B::float_add(scores, of_rows);
+                softmax_of_infinite::<B>(fill::<B>(biased, &masks, f64::NEG_INFINITY))
             }
             None => self.softmax_of_finite(scores, &masks),
         };
@@ -88,12 +88,13 @@ impl<B: Backend> Operands<B> {
 /// full: by the formula of Burn's own attention.
 fn softmax_of_infinite<B: Backend>(scores: FloatTensor<B>) -> FloatTensor<B> {
     let finfo = scores.dtype().finfo().expect("a float tensor");
-    let largest = B::float_max_dim(scores.clone(), 3);
-    let largest = B::float_clamp_min(largest, finfo.min.into());
+    let largest = B::float_clamp_min(B::float_max_dim(scores.clone(), 3), finfo.min.into());
     let numerator = B::float_exp(B::float_sub(scores, largest));
     let sum = B::float_sum_dim(numerator.clone(), 3);
-    let sum = B::float_clamp_min(sum, finfo.min_positive.into());
-    B::float_div(numerator, sum)
+    B::float_div(
+        numerator,
+        B::float_clamp_min(sum, finfo.min_positive.into()),
+    )
 }
 
 fn fill<B: Backend>(tensor: FloatTensor<B>, masks: &[BoolTensor<B>], value: f64) -> FloatTensor<B> {

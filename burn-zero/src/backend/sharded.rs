@@ -209,10 +209,9 @@ impl<A: TapeBackend> ShardedGradients<A> {
             reducer.set_reduced();
         }
         for leaf in leaves(reducer) {
-            let gradient = all[leaf.parameter].take();
-            let gradient = gradient.map(|it| {
-                let gradient = reducer.placed::<Inner<A>>(it.data, device);
-                gradient.of_rank(reducer.gradient_part())
+            let gradient = all[leaf.parameter].take().map(|it| {
+                let placed = reducer.placed::<Inner<A>>(it.data, device);
+                placed.of_rank(reducer.gradient_part())
             });
             self.left.insert(leaf.node, gradient);
         }

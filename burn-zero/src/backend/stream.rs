@@ -12,6 +12,7 @@ use std::sync::{Arc, Weak};
 
 use burn_backend::Backend;
 use burn_backend::tensor::Device;
+use burn_decorator::split_mix::{mixed, output};
 use parking_lot::Mutex;
 
 use crate::reduce::GradientReducer;
@@ -75,14 +76,8 @@ impl Stream {
     /// The seed of the next draw.
     fn next(&mut self) -> u64 {
         let of_rank = mixed(self.seed ^ mixed(self.rank as u64));
+        let seed = output(of_rank, self.drawn);
         self.drawn += 1;
-        mixed(of_rank.wrapping_add(self.drawn.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
+        seed
     }
-}
-
-/// The finalizer of SplitMix64 (Steele, Lea and Flood 2014).
-fn mixed(x: u64) -> u64 {
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }

@@ -214,8 +214,8 @@ impl Download {
         let path = self.path;
         let read =
             |read: HostRead, what| read.wait().map_err(|error| not_read(what, &path, &error));
-        let value = self.value.map(|value| read(value, "the value"));
-        let value = value.transpose()?;
+        let initial = self.value.map(|value| read(value, "the value"));
+        let value = initial.transpose()?;
         let gradient = read(self.gradient, "the gradient")?;
         if !is_finite(&gradient) {
             burn_decorator::warn_user!(

@@ -352,9 +352,9 @@ fn read_shards<I: Backend>(
     layout: &Layout,
     shards: HashMap<usize, NewValue<I>>,
 ) -> Result<impl Iterator<Item = (usize, Vec<f32>)>, ZeroError> {
-    let started = shards.into_iter();
-    let started = started.map(|(parameter, shard)| (parameter, shard.start_read()));
-    let started: Vec<_> = started.collect();
+    let start = |(parameter, shard): (usize, NewValue<I>)| (parameter, shard.start_read());
+    // All are started before the first is waited for.
+    let started: Vec<_> = shards.into_iter().map(start).collect();
     let read = started.into_iter().map(|(parameter, shard)| {
         let elements = shard.wait(&layout.parameters()[parameter].path)?;
         Ok((parameter, elements))
@@ -402,10 +402,12 @@ fn reduce<I: Backend>(
         reducer.submit(parameter, read);
     }
     let reduced = reducer.finish()?;
-    let overflowed = reduced.iter().zip(parameters);
-    let overflowed =
-        overflowed.filter(|(reduced, _)| reduced.as_ref().is_some_and(|it| !it.is_finite));
-    let overflowed = overflowed.map(|(_, known)| known.path.clone()).collect();
+    let overflowed = reduced
+        .iter()
+        .zip(parameters)
+        .filter(|(reduced, _)| reduced.as_ref().is_some_and(|it| !it.is_finite))
+        .map(|(_, known)| known.path.clone())
+        .collect();
     let reduced = reduced.into_iter().zip(own).map(|(reduced, own)| {
         let Some(reduced) = reduced else { return own };
         Some(gradient::load(|| reducer.placed::<I>(reduced.data, device)))

@@ -267,9 +267,10 @@ pub(crate) enum Residence {
 impl Residence {
     /// That of a parameter.
     pub(crate) fn of<B: Backend>(parameter: &FloatTensor<B>) -> Self {
-        match is_on_host::<B>(parameter) {
-            true => Self::Host(place_of::<B>(parameter)),
-            false => Self::Device,
+        if is_on_host::<B>(parameter) {
+            Self::Host(place_of::<B>(parameter))
+        } else {
+            Self::Device
         }
     }
 

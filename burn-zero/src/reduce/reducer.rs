@@ -346,13 +346,13 @@ impl HostCopies {
     ///
     /// [`ZeroError::Read`] for the first gradient that could not be copied.
     fn finish(self, layout: &Layout) -> Result<Vec<Option<Reduced>>, ZeroError> {
-        let copied = self.gradients.into_iter().zip(layout.parameters());
-        let copied = copied.map(|(copy, parameter)| {
+        let copies = self.gradients.into_iter().zip(layout.parameters());
+        let copied = copies.map(|(copy, parameter)| {
             let Some((read, _held)) = copy else {
                 return Ok(None);
             };
-            let data = read.wait();
-            let data = data.map_err(|error| not_read("the gradient", &parameter.path, &error))?;
+            let failed = |error| not_read("the gradient", &parameter.path, &error);
+            let data = read.wait().map_err(failed)?;
             Ok(Some(Reduced {
                 data,
                 is_finite: true,

@@ -77,10 +77,10 @@ impl<B: Backend> SummedOutput<B> {
         let predictions = logits.dims()[0];
         let predicted = logits.clone().argmax(1).reshape([predictions]);
         let right = predicted.equal(targets.clone()).int() * counted.clone();
-        let logarithms = log_softmax(logits.cast(burn::tensor::DType::F32), 1);
-        let logarithms = logarithms.gather(1, targets.unsqueeze_dim(1));
+        let of_classes = log_softmax(logits.cast(burn::tensor::DType::F32), 1);
+        let of_targets = of_classes.gather(1, targets.unsqueeze_dim(1));
         let is_padding = counted.clone().equal_elem(0);
-        let logarithms = logarithms.reshape([predictions]).mask_fill(is_padding, 0.0);
+        let logarithms = of_targets.reshape([predictions]).mask_fill(is_padding, 0.0);
         let float = |counts: Tensor<B, 1, Int>| counts.sum().float().cast(logarithms.dtype());
         let sums = vec![float(counted), float(right), logarithms.clone().sum()];
         Self {
@@ -122,8 +122,8 @@ impl<B: Backend> ItemLazy for SummedOutput<B> {
     type ItemSync = BatchSums;
 
     fn sync(self) -> BatchSums {
-        let numbers = Tensor::cat(vec![self.loss.cast(self.sums.dtype()), self.sums], 0);
-        let numbers: Vec<f32> = numbers.into_data().iter().collect();
+        let all = Tensor::cat(vec![self.loss.cast(self.sums.dtype()), self.sums], 0);
+        let numbers: Vec<f32> = all.into_data().iter().collect();
         BatchSums {
             loss: numbers[0],
             predictions: numbers[1] as usize,
@@ -203,10 +203,10 @@ fn two_classes<B: Backend>(
     logits: impl Fn(usize) -> [f32; 2],
 ) -> (Tensor<B, 2>, Tensor<B, 1, Int>) {
     let device = Default::default();
-    let logits: Vec<_> = (0..predictions).flat_map(logits).collect();
-    let logits = TensorData::new(logits, [predictions, 2]);
+    let numbers: Vec<_> = (0..predictions).flat_map(logits).collect();
+    let data = TensorData::new(numbers, [predictions, 2]);
     (
-        Tensor::from_data(logits, &device),
+        Tensor::from_data(data, &device),
         Tensor::zeros([predictions], &device),
     )
 }

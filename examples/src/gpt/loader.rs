@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderIterator, Progress};
 use burn::prelude::*;
+pub use burn_decorator::split_mix::output as hash;
 use burn_zero::BatchSizes;
 
 /// Sequences of tokens and, for each of them, the token that follows.
@@ -208,13 +209,4 @@ impl<B: Backend> DataLoaderIterator<TokenBatch<B>> for Epoch<'_, B> {
     fn progress(&self) -> Progress {
         Progress::new(self.done, self.starts.len())
     }
-}
-
-/// The `index`-th output of SplitMix64 (Steele, Lea and Flood 2014) from this seed, without those
-/// before it.
-pub fn hash(seed: u64, index: u64) -> u64 {
-    let z = seed.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }

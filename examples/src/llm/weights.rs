@@ -31,11 +31,9 @@ pub(super) fn read_on_use<B: Backend, M: Module<B>>(
         refused: None,
     };
     let module = module.map(&mut mapper);
-    let unknown = mapper.files.into_keys();
-    let mut unknown = unknown.filter(|name| !UNUSED.iter().any(|end| name.ends_with(end)));
-    let unknown = unknown
-        .next()
-        .map(|name| format!("has {name}, which the model has not"));
+    let is_unused = |name: &String| UNUSED.iter().any(|end| name.ends_with(end));
+    let unknown = mapper.files.into_keys().find(|name| !is_unused(name));
+    let unknown = unknown.map(|name| format!("has {name}, which the model has not"));
     match mapper.refused.or(unknown) {
         None => Ok(module),
         Some(reason) => Err(LlmError::OtherModel {

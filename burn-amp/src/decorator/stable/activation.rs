@@ -29,11 +29,11 @@ pub(in crate::decorator) fn gelu<B: Backend, P: Policy>(row: Row, x: Tensor<B>) 
     if !is_differentiated::<B>(&operand) {
         return call.wrap::<B>(value);
     }
-    let slope = B::float_add(
+    let derivative = B::float_add(
         below,
         B::float_mul(constant.clone(), density::<B>(constant)),
     );
-    let slope = B::float_cast(slope, target);
+    let slope = B::float_cast(derivative, target);
     // Without the mask of `zero_of`, for its bytes: NaN where `x` is infinite, as PyTorch's
     // gradient.
     let zero = B::float_sub(operand.clone(), B::float_detach(operand));

@@ -109,8 +109,8 @@ pub(in crate::decorator) fn float_powf_scalar<B: Backend, P: Policy>(
     }
     let slope = |x: FloatTensor<B>, _| {
         let at_zero = is_zero::<B>(&x);
-        let slope = B::float_powf_scalar(x, (power - 1.0).into());
-        let slope = finite::<B>(B::float_mul_scalar(slope, power.into()));
+        let lower = B::float_powf_scalar(x, (power - 1.0).into());
+        let slope = finite::<B>(B::float_mul_scalar(lower, power.into()));
         if (0.0..1.0).contains(&power) {
             B::float_mask_fill(slope, at_zero, 0.0.into())
         } else {
