@@ -48,8 +48,16 @@ impl core::error::Error for ReadError {}
 
 type Job = Box<dyn FnOnce() + Send>;
 
+/// Who does a thread's reads.
+enum Reader {
+    /// A thread of its own.
+    Thread(Sender<Job>),
+    /// The thread that trains, because the system has no thread more.
+    Trainer,
+}
+
 thread_local! {
-    static READER: OnceCell<Sender<Job>> = const { OnceCell::new() };
+    static READER: OnceCell<Reader> = const { OnceCell::new() };
     /// The number of this thread's [`ReadsInPlace`] guards.
     static IN_PLACE: Cell<usize> = const { Cell::new(0) };
 }
@@ -57,24 +65,24 @@ thread_local! {
 /// Runs `job` on this thread's reader, on this thread's [`reading_stream`], after the jobs before
 /// it; at once on this thread while it [`ReadsInPlace`]. The reader is a thread `burn reads`, which
 /// starts with the first job and ends after the last one when this thread has ended. A panic of a
-/// job ends that job only.
-///
-/// # Panics
-///
-/// If the system has no thread for the reader.
+/// job ends that job only. Where the system has no thread for the reader, this thread runs its jobs
+/// at once, and says so once: training goes on, slower on a GPU.
 pub fn on_reader(job: impl FnOnce() + Send + 'static) {
     let stream = reading_stream(StreamId::current());
     let job = move || stream.executes(job);
     if IN_PLACE.get() > 0 {
         return run(job);
     }
-    READER.with(|reader| {
-        let sent = reader.get_or_init(start_reader).send(Box::new(job));
-        sent.expect("a reader catches panics, and ends with the thread that it reads for");
+    READER.with(|reader| match reader.get_or_init(start_reader) {
+        Reader::Thread(sender) => {
+            let sent = sender.send(Box::new(job));
+            sent.expect("a reader catches panics, and ends with the thread that it reads for");
+        }
+        Reader::Trainer => run(job),
     });
 }
 
-fn start_reader() -> Sender<Job> {
+fn start_reader() -> Reader {
     let (sender, jobs) = channel::<Job>();
     let read_all = move || {
         for job in jobs {
@@ -82,8 +90,15 @@ fn start_reader() -> Sender<Job> {
         }
     };
     let named = std::thread::Builder::new().name("burn reads".to_owned());
-    named.spawn(read_all).expect("the system has threads");
-    sender
+    match named.spawn(read_all) {
+        Ok(_) => Reader::Thread(sender),
+        Err(error) => {
+            crate::warn_user!(
+                "no thread for reads to the host ({error}): the thread that trains waits for each"
+            );
+            Reader::Trainer
+        }
+    }
 }
 
 /// Runs a job, which reports what failed itself: whoever waits for one that panicked finds its
