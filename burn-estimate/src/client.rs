@@ -9,11 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn_backend::{
-    AllocationProperty, Bytes, DType, DTypeUsageSet, ExecutionError, Shape, TensorData,
+    AllocationProperty, Bytes, DType, DTypeUsageSet, DeviceOps, ExecutionError, Shape, TensorData,
     TensorMetadata,
 };
 use burn_checkpoint::is_replaying;
 use burn_decorator::cell::with_value;
+use burn_decorator::simulated::compose_gelu;
 use burn_ir::{CustomOpIr, OperationIr, TensorId, TensorIr};
 use burn_router::{BackendRouter, MultiBackendBridge, RouterTensor, RunnerChannel, RunnerClient};
 use burn_std::future::DynFut;
@@ -204,6 +205,9 @@ impl RunnerChannel for Channel {
     }
 
     fn init_client(device: &MetaDevice) -> Client {
+        if device.kernels != Kernels::Flex {
+            compose_gelu(device.id());
+        }
         Client {
             device: *device,
             ledger: Arc::new(Mutex::new(Ledger::new(device.kernels))),

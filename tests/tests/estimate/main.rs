@@ -9,6 +9,7 @@ mod device_costs;
 mod fusion;
 mod learner;
 mod link;
+mod low_gelu;
 mod programs;
 mod ranks;
 #[cfg(feature = "vulkan")]
