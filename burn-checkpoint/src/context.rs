@@ -372,18 +372,6 @@ pub(crate) fn in_force() -> Option<Arc<Installed>> {
     CONTEXT.with_borrow(|context| context.budget().cloned())
 }
 
-pub(crate) fn without_budget<R>(run: impl FnOnce() -> R) -> R {
-    let _none = in_force().is_some().then(|| install(None));
-    run()
-}
-
-/// The sum over all devices of the counters of this thread's new tensors: without tensors made
-/// under another budget.
-pub(crate) fn current_stats() -> RematStats {
-    let stats = counters().into_iter().map(|memory| memory.counts.stats());
-    stats.fold(RematStats::default(), |sum, stats| sum + stats)
-}
-
 fn of_thread() -> Arc<Counts> {
     unwound::free();
     CONTEXT.with_borrow_mut(Context::counts)

@@ -86,13 +86,12 @@
 //! | context | `context`, `install` | a thread's open scopes, budget in force (its own or the process's), counters |
 //! | handle | `handle`, `outputs`, `listed_tensors`, `scope`, `call`, `delivered` | the tensor of `Remat`; the ends of scopes; recording an operation; tensors that are there during their uses |
 //! | backend | `decorator` | `Remat` from the table of operations |
-//! | tools | `chain`, `module`, `plan`, `plot`, `parameters`, `record_all`, `metric` | what is built on the public API |
+//! | tools | `sequential`, `module`, `plot`, `parameters`, `record_all`, `metric` | what is built on the public API |
 
 mod again;
 mod ahead;
 mod budget;
 mod call;
-mod chain;
 mod clock;
 mod context;
 mod cost;
@@ -115,7 +114,6 @@ mod node;
 mod op;
 mod outputs;
 mod parameters;
-pub mod plan;
 #[cfg(feature = "plot")]
 pub mod plot;
 mod policy;
@@ -128,6 +126,7 @@ mod region;
 mod replay;
 mod request;
 mod scope;
+mod sequential;
 pub mod snapshot;
 mod stack;
 mod stats;
@@ -141,7 +140,6 @@ pub use ahead::{UploadOrder, UploadPlace};
 pub use budget::MemoryBudget;
 pub use burn_decorator::module::independent;
 pub use burn_decorator::profile::{DeviceProfile, LinkProfile, LinkedMemory};
-pub use chain::{checkpoint_chain, checkpoint_sequential, profile_chain, profile_tail};
 pub use context::{Recorder, recorder};
 pub use decorator::Remat;
 pub use delivered::{
@@ -164,6 +162,7 @@ pub use replay::is_replaying;
 pub use scope::{
     checkpoint, checkpoint_labelled, checkpoint_listing, checkpoint_with, evict, keeping,
 };
+pub use sequential::checkpoint_sequential;
 pub use stats::RematStats;
 pub use unwound::Held;
 pub use verify::Verify;

@@ -20,7 +20,7 @@ use burn_amp::{
     Autocast, F16, GradScaler, GradScalerConfig, ScaledOptimizer, Watch, explain_overflow,
     first_non_finite,
 };
-use burn_checkpoint::{Remat, profile_chain};
+use burn_checkpoint::Remat;
 use burn_decorator::module::independent;
 use burn_flex::Flex;
 
@@ -142,14 +142,6 @@ fn the_first_non_finite_operation_is_found_without_a_trace() {
         let clone = training.net.clone();
         let found = first_non_finite(&clone, |net| net.loss(batch(9) * 1e4).backward());
         assert!(found.is_some());
-    });
-}
-
-#[test]
-fn a_chain_is_profiled_without_a_trace() {
-    changes_nothing("profile_chain", |training| {
-        let blocks = training.net.blocks.clone();
-        profile_chain(&blocks, batch(9), |block, x| block.forward(x)).unwrap();
     });
 }
 

@@ -23,8 +23,7 @@ use burn_accum::{
     PerUpdate, find_micro_batch, rehearse,
 };
 use burn_amp::{Autocast, F16, F32, GradScaler, GradScalerConfig, Watch, autocast, explain_overflow};
-use burn_checkpoint::plan::plan;
-use burn_checkpoint::{MemoryBudget, Policy, Remat, checkpoint, checkpoint_chain, checkpoint_listing, profile_chain, profile_tail};
+use burn_checkpoint::{MemoryBudget, Policy, Remat, checkpoint, checkpoint_listing};
 use burn_fused::{FusedBackward, LinearCrossEntropy, LinearCrossEntropyLossConfig};
 use burn_estimate::{DeviceMemory, Meta, MetaDevice, estimate_on, estimate_rank};
 use burn_tensorboard::TensorBoard;
@@ -203,28 +202,6 @@ let budget = MemoryBudget::fraction(0.4)?.install();      // of what the first s
 
         drop(budget);
         Ok(())
-    }
-
-    type Block<B> = Linear<B>;
-
-    struct Head;
-
-    impl Head {
-        fn loss(&self, y: Tensor<B, 2>) -> Tensor<B, 1> {
-            y.sum()
-        }
-    }
-
-    fn chain(blocks: Vec<Block<B>>, x: Tensor<B, 2>, y: Tensor<B, 2>, head: Head) -> Result<Tensor<B, 2>, Box<dyn Error>> {
-let forward = |block: &Block<B>, x| block.forward(x);
-// Once, with a typical batch:
-let mut profile = profile_chain(&blocks, x.clone(), forward)?;
-profile.tail = profile_tail(y, |y| head.loss(y));         // what follows the chain
-let schedule = plan(&profile, 8 << 30)?;                   // the fastest nesting within so many bytes
-// In every step:
-let y = checkpoint_chain(&blocks, x, &schedule, forward)?;
-
-        Ok(y)
     }
 }
 
