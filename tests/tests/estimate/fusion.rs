@@ -32,7 +32,7 @@ fn results_within_a_kernel_take_no_memory() {
 fn gradients_leave_the_device_where_the_optimizer_is_on_the_host() {
     type B = Autodiff<Meta>;
     let offload = |device: MetaDevice| {
-        let estimate = once(&Mlp).run::<B, _>(&device, |model, step| {
+        let estimate = once(&Mlp(512)).run::<B, _>(&device, |model, step| {
             estimate_on::<B, _>(device, model, step).0
         });
         let state = estimate.bytes_of(Kind::OptimizerState);

@@ -419,5 +419,5 @@ fn lstm() {
 #[test]
 fn mlp() {
     let _turn = turn();
-    once(&Mlp).check::<Autodiff<Flex>, Autodiff<Meta>>("mlp");
+    once(&Mlp(512)).check::<Autodiff<Flex>, Autodiff<Meta>>("mlp");
 }

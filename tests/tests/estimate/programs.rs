@@ -176,8 +176,8 @@ impl Program for EncoderDecoder {
     }
 }
 
-/// Wide layers with dropout.
-pub struct Mlp;
+/// Layers of a width with dropout.
+pub struct Mlp(pub usize);
 
 /// The model of [`Mlp`].
 #[derive(Module, Debug)]
@@ -193,15 +193,15 @@ impl Program for Mlp {
     fn model<B: AutodiffBackend>(&self, device: &B::Device) -> MlpModel<B> {
         MlpModel {
             layers: (0..4)
-                .map(|_| LinearConfig::new(512, 512).init(device))
+                .map(|_| LinearConfig::new(self.0, self.0).init(device))
                 .collect(),
             dropout: DropoutConfig::new(0.2).init(),
-            output: LinearConfig::new(512, 10).init(device),
+            output: LinearConfig::new(self.0, 10).init(device),
         }
     }
 
     fn loss<B: AutodiffBackend>(&self, model: &MlpModel<B>, device: &B::Device) -> Tensor<B, 1> {
-        let mut x = Tensor::random([512, 512], Distribution::Default, device);
+        let mut x = Tensor::random([512, self.0], Distribution::Default, device);
         for layer in &model.layers {
             x = model.dropout.forward(Gelu::new().forward(layer.forward(x)));
         }
