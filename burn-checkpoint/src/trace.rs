@@ -149,18 +149,11 @@ pub(crate) fn is_on() -> bool {
     EVER.load(Ordering::Relaxed) && rare(&ON)
 }
 
-/// Runs `wait`, which waits for other ranks, and records it as a collective. `sent` returns the
-/// bytes that were sent so far.
-pub fn collective<R>(op: &'static str, sent: impl Fn() -> u64, wait: impl FnOnce() -> R) -> R {
-    if !is_on() {
-        return wait();
+/// Records a wait for other ranks that has just ended, in which this one sent so many bytes.
+pub fn collective(op: &'static str, time: Duration, sent_bytes: u64) {
+    if is_on() {
+        emit(EventKind::Collective { op, time }, sent_bytes, 0, None);
     }
-    let (start, before) = (Instant::now(), sent());
-    let result = wait();
-    let time = start.elapsed();
-    let kind = EventKind::Collective { op, time };
-    emit(kind, sent() - before, 0, None);
-    result
 }
 
 /// Adds an event if this thread records.

@@ -134,7 +134,6 @@ mod table;
 pub mod tape;
 #[cfg(feature = "tch")]
 pub mod tch;
-pub mod thread;
 mod unmended;
 mod upload;
 pub mod warn;

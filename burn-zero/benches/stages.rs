@@ -157,7 +157,7 @@ fn threads() {
 
 #[cfg(feature = "mpi")]
 fn processes() -> bool {
-    if burn_zero::group::local_rank().is_none() {
+    if burn_ranks::local_rank().is_none() {
         return false;
     }
     let group: Arc<dyn ProcessGroup> = Arc::new(burn_zero::MpiGroup::init().expect("MPI starts"));

@@ -3,11 +3,11 @@
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Element, TensorData, read_sync};
 use burn_decorator::ReadError;
+use burn_ranks::BufferDtype;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
 use crate::ZeroError;
-use crate::group::BufferDtype;
 
 /// The elements of a tensor, in their own type: waits for the device. What other work goes on
 /// beside is a [`HostRead`](burn_decorator::HostRead).

@@ -22,9 +22,9 @@
 //!
 //! # Ranks
 //!
-//! [`group`] has [`ProcessGroup`] and its implementations [`SingleRank`], [`ThreadGroup`], for
-//! estimates [`SimulatedRank`], and, with the feature `mpi`, `MpiGroup`. [`shard`] computes which
-//! rank owns which elements: [`ShardMap`], integers only.
+//! [`burn_ranks`] has [`ProcessGroup`] and its implementations [`SingleRank`], [`ThreadGroup`], for
+//! estimates [`SimulatedRank`], and, with the feature `mpi`, `MpiGroup`. Its [`ShardMap`] computes
+//! which rank owns which elements.
 //!
 //! `N` ranks train as one rank does on the union of their batches, to f32 rounding, for a model
 //! that computes each item by itself. A `BatchNorm` normalises by its rank's batch, as in PyTorch,
@@ -143,7 +143,6 @@ mod backend;
 mod config;
 mod error;
 mod estimate;
-pub mod group;
 mod host;
 mod module;
 mod offload;
@@ -155,25 +154,25 @@ mod recorder;
 mod reduce;
 mod sampler;
 mod settings;
-pub mod shard;
 mod stack;
 mod state;
 mod strategy;
 mod tensor_file;
+mod trace;
 
 pub use backend::{
     GradientPart, HostTensor, OfRank, PlacedTensor, Sharded, ShardedGradients, WithHost,
 };
 pub use burn_decorator::module::independent;
+#[cfg(feature = "mpi")]
+pub use burn_ranks::MpiGroup;
+pub use burn_ranks::{
+    BufferDtype, BufferLength, GroupFault, GroupOptions, HostBuffer, InvalidSetting, Partition,
+    ProcessGroup, RanksError, ReduceOp, ShardMap, SimulatedRank, SingleRank, Split, ThreadGroup,
+};
 pub use config::{BatchConfig, BatchSizes, ConfigError, ZeroConfig};
 pub use error::ZeroError;
 pub use estimate::{Estimate, ModelStates, estimate};
-#[cfg(feature = "mpi")]
-pub use group::MpiGroup;
-pub use group::{
-    GroupFault, GroupOptions, HostBuffer, ProcessGroup, ReduceOp, SimulatedRank, SingleRank, Split,
-    ThreadGroup,
-};
 pub use offload::{
     AdamWState, Gradients, HostAdamW, HostAdamWConfig, OffloadConfig, OffloadRecord,
     OffloadedAdamW, ParamsOut,
@@ -185,7 +184,6 @@ pub use record::{RecordError, consolidate, consolidate_as, load_sharded, save_sh
 pub use recorder::{Recorder, Training};
 pub use sampler::{DistributedSampler, EpochOfRank, Tail};
 pub use settings::{Memory, Stage, ZeroSettings};
-pub use shard::{Partition, ShardMap};
 pub use strategy::{
     BatchSums, EpochItems, RankItem, RankLoader, SampledLoader, SilentRenderer, SummedOutput,
     ZeroStrategy,

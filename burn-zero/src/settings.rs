@@ -2,10 +2,8 @@
 
 use std::fmt;
 
+use burn_ranks::{BufferDtype, Partition, ReduceOp};
 use serde::{Deserialize, Serialize};
-
-use crate::group::{BufferDtype, ReduceOp};
-use crate::shard::Partition;
 
 /// How gradients and the optimizer's state are sharded. All ranks must use the same.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,6 +1,6 @@
 //! A stack for models that are large by value, on a thread that the user started.
 
-use burn_decorator::thread::MODEL_STACK_BYTES;
+use burn_ranks::thread::MODEL_STACK_BYTES;
 
 /// Bytes that are enough for a step with a model of a hundred KiB, in a build without optimisation.
 /// A main thread usually has more left, so that its steps allocate no stack.

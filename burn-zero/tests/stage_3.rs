@@ -21,8 +21,8 @@ use burn::tensor::DType;
 use burn_amp::{Autocast, Bf16};
 use burn_checkpoint::{Remat, checkpoint};
 use burn_flex::Flex;
+use burn_ranks::{Operation, RanksError};
 use burn_store::{ModuleSnapshot, SafetensorsStore};
-use burn_zero::group::Operation;
 use burn_zero::parts::ShardOptimizer;
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
@@ -407,9 +407,9 @@ fn units_are_those_of_a_function_of_the_path() {
     assert_eq!(gathered as usize, LAYERS);
     assert_eq!(found, expected);
     match train([None, Some(|_| "all".into())]) {
-        Err(ZeroError::Disagreement {
+        Err(ZeroError::Ranks(RanksError::Disagreement {
             label, peer_value, ..
-        }) => {
+        })) => {
             assert_eq!(label, "units of the parameters, entry 0");
             assert!(peer_value.ends_with(" in all") || peer_value.ends_with(" in 0"));
         }
@@ -515,7 +515,7 @@ fn told(steps: usize, change: impl Fn(&mut Vec<Linear<B>>) + Sync, sides: [&str;
         Ok::<_, ZeroError>(loss(&model).into_data())
     });
     let message = match ended {
-        Err(ZeroError::Group(GroupFault::PeerPanicked { message, .. })) => message,
+        Err(RanksError::Group(GroupFault::PeerPanicked { message, .. })) => message,
         other => panic!("{other:?}"),
     };
     assert!(sides.iter().all(|side| message.contains(side)), "{message}");

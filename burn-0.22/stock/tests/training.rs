@@ -28,15 +28,20 @@ use burn::train::{
 };
 use offload::{AdamWState, Gradients, HostAdamW, HostAdamWConfig};
 
+/// burn-ranks's error of this name.
+#[derive(Debug, thiserror::Error)]
+#[error("{call}: {elements} elements, but {expected}")]
+struct BufferLength {
+    call: String,
+    elements: usize,
+    expected: String,
+}
+
 /// The variants of burn-zero's error that `HostAdamW` makes.
 #[derive(Debug, thiserror::Error)]
 enum ZeroError {
-    #[error("{call}: {elements} elements, but {expected}")]
-    BufferLength {
-        call: String,
-        elements: usize,
-        expected: String,
-    },
+    #[error(transparent)]
+    BufferLength(#[from] BufferLength),
     #[error("{what}: no memory for {bytes} bytes: {reason}")]
     OutOfMemory {
         what: String,

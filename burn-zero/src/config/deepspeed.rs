@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use burn_ranks::BufferDtype;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
@@ -12,7 +13,6 @@ use strsim::damerau_levenshtein;
 
 use super::keys::{Treatment, keys};
 use super::{BatchConfig, ConfigError, MICRO, STEPS, TRAIN, ZeroConfig};
-use crate::group::BufferDtype;
 use crate::{Memory, Stage};
 
 impl ZeroConfig {

@@ -6,11 +6,11 @@ mod keys;
 
 use std::collections::BTreeMap;
 
+use burn_ranks::BufferDtype;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use thiserror::Error;
 
-use crate::group::BufferDtype;
 use crate::{Memory, Stage, ZeroSettings};
 
 /// How a job trains over its ranks. Written by hand, read from DeepSpeed's JSON

@@ -4,7 +4,7 @@ use burn::optim::AdamWConfig;
 use serde::{Deserialize, Serialize};
 
 use super::OffloadedAdamW;
-use crate::{ZeroError, ZeroSettings};
+use crate::{InvalidSetting, ZeroError, ZeroSettings};
 
 /// Configuration of an [`OffloadedAdamW`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -55,7 +55,8 @@ impl OffloadConfig {
     pub fn validate(&self) -> Result<(), ZeroError> {
         self.adamw.validate()?;
         let count = self.bucket_elements;
-        ZeroError::require(count > 0, "bucket_elements", count, "at least 1")
+        InvalidSetting::unless(count > 0, "bucket_elements", count, "at least 1")?;
+        Ok(())
     }
 }
 
@@ -131,12 +132,12 @@ impl TryFrom<AdamWConfig> for HostAdamWConfig {
         }
         let value = serde_json::to_value(&config).expect("Burn writes its configurations so");
         let fields: Fields = serde_json::from_value(value).expect("the fields of Burn 0.21.0");
-        ZeroError::require(!fields.amsgrad, "amsgrad", true, "false")?;
+        InvalidSetting::unless(!fields.amsgrad, "amsgrad", true, "false")?;
         let cautious = fields.cautious_weight_decay;
-        ZeroError::require(!cautious, "cautious_weight_decay", true, "false")?;
+        InvalidSetting::unless(!cautious, "cautious_weight_decay", true, "false")?;
         if let Some(clipping) = fields.grad_clipping {
             let expected = "absent: clip all gradients together, by burn_accum::ClipGlobalNorm";
-            ZeroError::require(false, "grad_clipping", clipping, expected)?;
+            InvalidSetting::unless(false, "grad_clipping", clipping, expected)?;
         }
         Ok(Self {
             beta_1: written(fields.beta_1),
@@ -156,17 +157,18 @@ impl HostAdamWConfig {
     pub fn validate(&self) -> Result<(), ZeroError> {
         for (name, beta) in [("beta_1", self.beta_1), ("beta_2", self.beta_2)] {
             let holds = (0.0..1.0).contains(&beta);
-            ZeroError::require(holds, name, beta, "at least 0 and below 1")?;
+            InvalidSetting::unless(holds, name, beta, "at least 0 and below 1")?;
         }
         not_negative("epsilon", self.epsilon)?;
-        not_negative("weight_decay", self.weight_decay)
+        not_negative("weight_decay", self.weight_decay)?;
+        Ok(())
     }
 }
 
 /// # Errors
 ///
-/// [`ZeroError::InvalidSetting`].
-pub(super) fn not_negative(name: &'static str, value: f64) -> Result<(), ZeroError> {
+/// [`InvalidSetting`].
+pub(super) fn not_negative(name: &'static str, value: f64) -> Result<(), InvalidSetting> {
     let holds = value.is_finite() && value >= 0.0;
-    ZeroError::require(holds, name, value, "finite and not negative")
+    InvalidSetting::unless(holds, name, value, "finite and not negative")
 }

@@ -22,9 +22,9 @@ use burn_backend::Backend;
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_decorator::cell::with_value;
 use burn_decorator::gradient::keep_on_host;
+use burn_ranks::SingleRank;
 
 use crate::backend::{attach, leaf_node};
-use crate::group::SingleRank;
 use crate::optimizer::Parameters;
 use crate::parameters::{NewValue, Residence};
 use crate::reduce::{GradientReducer, Layout};

@@ -3,11 +3,11 @@
 use std::collections::{HashMap, VecDeque};
 
 use burn_backend::TensorData;
+use burn_ranks::shard::Bucket;
+use burn_ranks::{GatheredParts, HostBuffer, Pending, ProcessGroup, Split};
 
 use crate::ZeroError;
-use crate::group::{HostBuffer, Parts, Pending, ProcessGroup, Split};
 use crate::reduce::{GradientReducer, Layout, StepTag};
-use crate::shard::Bucket;
 
 /// The gather of the shards that the optimizer has updated. One bucket is gathered ahead; there are
 /// never two copies of all parameters.
@@ -20,7 +20,7 @@ pub(super) struct Gather<'a> {
     /// Whether any rank has updated each parameter.
     changed: Vec<bool>,
     /// Buckets being gathered, in their order; `None` for a bucket in which nothing has changed.
-    underway: VecDeque<Option<Pending<Parts>>>,
+    underway: VecDeque<Option<Pending<GatheredParts>>>,
     /// Number of buckets gathered before them.
     gathered: usize,
     /// Parameters that are gathered in part, or not taken yet.
@@ -97,7 +97,7 @@ impl<'a> Gather<'a> {
     }
 
     /// Starts to gather a bucket, unless nothing in it has changed.
-    fn start(&mut self, number: usize, bucket: &Bucket) -> Option<Pending<Parts>> {
+    fn start(&mut self, number: usize, bucket: &Bucket) -> Option<Pending<GatheredParts>> {
         let (layout, mut segments) = (self.layout, bucket.segments().iter());
         if !segments.any(|segment| self.changed[segment.parameter]) {
             return None;

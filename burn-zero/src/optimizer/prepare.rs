@@ -9,6 +9,7 @@ use burn::optim::Optimizer;
 use burn::tensor::{TensorData, TensorMetadata, backend::AutodiffBackend};
 use burn_backend::tensor::FloatTensor;
 use burn_decorator::gradient::{Ranks, decide_with, keep_on_host};
+use burn_ranks::{BufferDtype, HostBuffer, ProcessGroup};
 
 use super::parameter_shards::ParameterShards;
 use super::parameters::Parameters;
@@ -16,11 +17,11 @@ use super::statistics::{Statistics, independent_if_shared};
 use super::trial;
 use super::zero_optimizer::ZeroOptimizer;
 use crate::backend::{attach, leaf_node, stream};
-use crate::group::{BufferDtype, HostBuffer, ProcessGroup, agree_on_entries};
 use crate::host::{exchanged, floats, read};
 use crate::module::{Replace, replace_tensors};
 use crate::parameters::{Frozen, ParameterStore, Parts, offloaded, own_shards, replace_parameters};
 use crate::reduce::{GradientReducer, Layout, ParameterSpec};
+use crate::trace::trace_waits;
 use crate::{Memory, ZeroError, ZeroOptimizerError, raise, state};
 use burn_decorator::module::for_each_float;
 
@@ -110,7 +111,7 @@ impl<O> ZeroOptimizer<O> {
             return Err(ZeroOptimizerError::OtherModel(what.into()).into());
         }
         trial::agree(&*group, tried)?;
-        agree_on_entries(&*group, "parameters", &parameters.describe())?;
+        group.agree_on_entries("parameters", &parameters.describe())?;
 
         let paths = parameters.list.iter().filter(|_| gathers_units);
         if gathers_units {
@@ -119,7 +120,7 @@ impl<O> ZeroOptimizer<O> {
                 format!("{path} in {unit}")
             });
             let units: Vec<_> = units.collect();
-            agree_on_entries(&*group, "units of the parameters", &units)?;
+            group.agree_on_entries("units of the parameters", &units)?;
         }
         let mut are_there: HashSet<_> = paths.map(|parameter| parameter.path.clone()).collect();
         let frozen = self.prepared.lock().frozen.clone();
@@ -281,6 +282,7 @@ pub fn shard_parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     group: &Arc<dyn ProcessGroup>,
 ) -> Result<M, ZeroError> {
+    trace_waits(&**group);
     let module = Box::new(module);
     in_parts::<B, M>(module, group, None, None, &mut Frozen::default()).map(|module| *module)
 }

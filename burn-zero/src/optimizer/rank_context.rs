@@ -16,14 +16,15 @@ use burn::tensor::backend::{AutodiffBackend, Backend, DeviceId};
 use burn_backend::Device as _;
 use burn_decorator::cell::with_value;
 use burn_decorator::message::{self, Message};
+use burn_ranks::ProcessGroup;
 use ciborium::Value;
 use parking_lot::Mutex;
 
 use super::parameter_shards::ParameterShards;
 use super::statistics::independent_if_shared;
 use super::zero_optimizer::ZeroOptimizer;
-use crate::group::ProcessGroup;
 use crate::state::to_record;
+use crate::trace::trace_waits;
 use crate::{ZeroError, raise};
 
 thread_local! {
@@ -65,6 +66,7 @@ pub(crate) enum Ask {
 
 impl RankContext {
     pub(crate) fn new(group: Arc<dyn ProcessGroup>, device: DeviceId) -> Arc<Self> {
+        trace_waits(&*group);
         Arc::new(Self {
             group,
             device,
@@ -137,7 +139,7 @@ impl RankContext {
     pub(crate) fn write_record(&self, write: Option<impl FnOnce()>) -> Result<(), ZeroError> {
         write.into_iter().for_each(|write| write());
         *self.whole.lock() = None;
-        self.group.barrier("rank 0 has written its record")
+        Ok(self.group.barrier("rank 0 has written its record")?)
     }
 
     /// The gathered state of all ranks; `None` outside of [`write_record`](Self::write_record). It

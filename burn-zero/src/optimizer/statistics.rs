@@ -10,9 +10,9 @@ use std::collections::{BTreeSet, HashMap};
 use burn::module::AutodiffModule;
 use burn::tensor::{TensorData, backend::AutodiffBackend};
 use burn_backend::tensor::FloatTensor;
+use burn_ranks::{HostBuffer, ProcessGroup};
 
 use crate::ZeroError;
-use crate::group::{HostBuffer, ProcessGroup};
 use crate::host::{floats, read};
 use crate::module::replace_tensors;
 use burn_decorator::module::{for_each_float, independent, map_floats};

@@ -12,6 +12,7 @@ use burn::tensor::{Shape, Tensor, TensorPrimitive};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend, FloatDType, Slice, TensorData, TensorMetadata};
 use burn_decorator::{HostRead, end_uploads, gradient};
+use burn_ranks::ProcessGroup;
 
 use super::gather::Gather;
 use super::parameter_shards::{ParameterShards, shard_id};
@@ -19,7 +20,6 @@ use super::parameters::Parameters;
 use super::prepare::attach_to;
 use super::zero_optimizer::ZeroOptimizer;
 use crate::backend::leaf_node;
-use crate::group::ProcessGroup;
 use crate::host::read_floats;
 use crate::offload::step_on_shards;
 use crate::parameters::{NewValue, ParameterStore, Residence, Shard, Units, own_shards};

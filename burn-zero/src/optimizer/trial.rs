@@ -6,12 +6,11 @@ use burn::tensor::{Shape, Tensor, TensorData, TensorPrimitive, backend::Autodiff
 use burn_backend::ops::FloatTensorOps;
 use burn_decorator::message;
 use burn_decorator::ranks::{SharedFn, copy_for_rank};
+use burn_ranks::{Partition, ProcessGroup, RanksError};
 use bytemuck::{cast_slice, pod_collect_to_vec};
 
 use super::parameter_shards::{ParameterShards, shard_id};
-use crate::group::ProcessGroup;
 use crate::host::read_floats;
-use crate::shard::Partition;
 use crate::{ZeroError, ZeroOptimizerError, ZeroSettings};
 
 /// Two matrices of four elements: optimizers for matrices panic on other tensors.
@@ -100,7 +99,7 @@ const COUPLED: &str = "it updates a tensor in a way that depends on all it meets
 ///
 /// # Errors
 ///
-/// Why this rank's optimizer was refused; [`ZeroError::Disagreement`] on all ranks if any differs;
+/// Why this rank's optimizer was refused; [`RanksError::Disagreement`] on all ranks if any differs;
 /// those of the group.
 pub(super) fn agree(
     group: &dyn ProcessGroup,
@@ -122,13 +121,14 @@ pub(super) fn agree(
         [] => "an optimizer that cannot be sharded".to_owned(),
         made => format!("{made:?}"),
     };
-    Err(ZeroError::Disagreement {
+    Err(RanksError::Disagreement {
         label: label.to_owned(),
         rank,
         value: made(rank),
         peer,
         peer_value: made(peer),
-    })
+    }
+    .into())
 }
 
 /// The weights of the tensors of this shape that begin at these elements, after the trial's steps.

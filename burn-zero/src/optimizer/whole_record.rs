@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use burn::module::ParamId;
 use burn::optim::Optimizer;
 use burn::tensor::backend::AutodiffBackend;
+use burn_ranks::{Partition, RanksError};
 use ciborium::Value;
 use serde_json::Value as Json;
 
@@ -16,7 +17,6 @@ use super::parameter_shards::ParameterShards;
 use super::zero_optimizer::ZeroOptimizer;
 use crate::record::unite;
 use crate::reduce::Layout;
-use crate::shard::Partition;
 use crate::state::{
     StateIds, StateTensor, Tensors, cut, ids_of_shards, join, refuse, split, state_ids, to_record,
 };
@@ -30,7 +30,7 @@ impl<O> ZeroOptimizer<O> {
     /// # Errors
     ///
     /// [`ZeroOptimizerError::NotPrepared`], [`ZeroOptimizerError::State`];
-    /// [`ZeroError::Disagreement`] if ranks have different step counts for the same parameter;
+    /// [`RanksError::Disagreement`] if ranks have different step counts for the same parameter;
     /// those of the group.
     pub(in crate::optimizer) fn gather_whole<B>(
         &self,
@@ -119,15 +119,17 @@ impl<O> ZeroOptimizer<O> {
             .gather_bytes(label, own.to_string().into_bytes())?;
         let trees = all.iter().map(|bytes| serde_json::from_slice(bytes));
         let trees = trees.collect::<Result<_, _>>().map_err(refuse)?;
-        unite(trees).map_err(
-            |[(rank, value), (peer, peer_value)]| ZeroError::Disagreement {
-                label: label.to_owned(),
-                rank,
-                value: value.to_string(),
-                peer,
-                peer_value: peer_value.to_string(),
-            },
-        )
+        let united =
+            unite(trees).map_err(
+                |[(rank, value), (peer, peer_value)]| RanksError::Disagreement {
+                    label: label.to_owned(),
+                    rank,
+                    value: value.to_string(),
+                    peer,
+                    peer_value: peer_value.to_string(),
+                },
+            );
+        Ok(united?)
     }
 }
 

@@ -10,15 +10,16 @@ use burn_decorator::exact::Exact;
 use burn_decorator::ranks::SharedFn;
 use burn_decorator::repeated_block;
 use burn_decorator::{gradient, message};
+use burn_ranks::{ProcessGroup, ReduceOp, SingleRank};
 use parking_lot::Mutex;
 
 use super::parameter_shards::ShardOptimizer;
 use super::rank_context::RankContext;
 use super::statistics::Statistics;
-use crate::group::{ProcessGroup, ReduceOp, SingleRank};
 use crate::recorder::Prepared;
 use crate::reduce::GradientReducer;
 use crate::stack::with_stack;
+use crate::trace::trace_waits;
 use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 
 /// An optimizer that runs on this rank's shard of the parameters, with the gradients of all ranks.
@@ -164,7 +165,7 @@ impl<O> ZeroOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::Disagreement`] if the ranks' settings differ; those of the group.
+    /// [`RanksError::Disagreement`](crate::RanksError::Disagreement) if the ranks' settings differ; those of the group.
     pub fn new(
         inner: O,
         group: Arc<dyn ProcessGroup>,
@@ -190,6 +191,7 @@ impl<O> ZeroOptimizer<O> {
         in_learner: bool,
         settings: ZeroSettings,
     ) -> Self {
+        trace_waits(&*group);
         Self {
             inner,
             group,
@@ -339,7 +341,7 @@ impl<O> ZeroOptimizer<O> {
     /// [`ZeroOptimizerError::NotShardable`], [`ZeroOptimizerError::LayerInside`],
     /// [`ZeroOptimizerError::NotSharded`], [`ZeroOptimizerError::NoRemat`],
     /// [`ZeroOptimizerError::UnsupportedDtype`], [`ZeroOptimizerError::TooManyDimensions`],
-    /// [`ZeroOptimizerError::OtherModel`]; [`ZeroError::Disagreement`] if the ranks' optimizers or
+    /// [`ZeroOptimizerError::OtherModel`]; [`RanksError::Disagreement`](crate::RanksError::Disagreement) if the ranks' optimizers or
     /// models differ; those of the group.
     ///
     /// # Cost

@@ -12,10 +12,11 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Shape, TensorData};
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_checkpoint::delivered;
+use burn_ranks::shard::balanced_offsets;
+use burn_ranks::{BufferDtype, HostBuffer, ProcessGroup, Split};
 
 use super::{NewValue, Residence, refused};
 use crate::backend::leaf_node;
-use crate::group::{BufferDtype, HostBuffer, ProcessGroup, Split, balanced};
 use crate::host::{exchanged, floats, read};
 use crate::{ZeroError, raise};
 use burn_decorator::module::{for_each_float, map_floats};
@@ -42,7 +43,7 @@ impl Parts {
         buffer_dtype: BufferDtype,
     ) -> Self {
         let (shape, dtype) = (whole.shape.clone(), whole.dtype);
-        let offsets = balanced(whole.num_elements(), group.world_size());
+        let offsets = balanced_offsets(whole.num_elements(), group.world_size());
         let own = offsets[group.rank()]..offsets[group.rank() + 1];
         Self {
             offsets,

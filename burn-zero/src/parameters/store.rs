@@ -17,12 +17,12 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Shape, TensorData};
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_checkpoint::{Delivery, delivered_in_order};
+use burn_ranks::Pending;
 use parking_lot::Mutex;
 
 use super::units::{Gathered, Rounded, Shard, Unit, Units};
 use super::{NewValue, Residence};
 use crate::backend::leaf_node;
-use crate::group::Pending;
 use crate::host::{read, read_floats};
 use crate::optimizer::Parameters;
 use crate::reduce::{GradientReducer, Layout};
@@ -228,7 +228,7 @@ impl ParameterStore {
     }
 
     fn gather(&self, unit: &Arc<Unit>) -> Result<Gathered, ZeroError> {
-        self.start(unit, false, &self.at).wait()
+        Ok(self.start(unit, false, &self.at).wait()?)
     }
 
     /// Starts to gather a unit: its rounded parameters in the types they are rounded to if

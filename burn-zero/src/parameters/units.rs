@@ -6,13 +6,12 @@ use std::sync::Arc;
 use burn::tensor::{DType, TensorData};
 use burn_checkpoint::{UploadOrder, UploadPlace};
 use burn_decorator::{UseOrder, shared};
+use burn_ranks::shard::Bucket;
+use burn_ranks::{BufferDtype, Collectives, HostBuffer, RanksError, Split};
 use parking_lot::Mutex;
 
-use crate::ZeroError;
-use crate::group::{BufferDtype, Collectives, HostBuffer, Split};
 use crate::host::{exchanged, floats};
 use crate::reduce::Layout;
-use crate::shard::Bucket;
 
 /// Elements of this rank's shard of a parameter, in f32.
 pub(crate) type Shard = Arc<Vec<f32>>;
@@ -52,7 +51,7 @@ impl Unit {
         own: &[Shard],
         at: &str,
         ranks: &mut Collectives,
-    ) -> Result<Gathered, ZeroError> {
+    ) -> Result<Gathered, RanksError> {
         let low = rounded.iter();
         let low = low.map(|(parameter, own)| (*parameter, floats(TensorData::clone(own))));
         let low: HashMap<usize, Vec<f32>> = low.collect();

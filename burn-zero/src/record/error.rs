@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use burn_ranks::RanksError;
 use thiserror::Error;
 
 use crate::{ZeroError, ZeroOptimizerError};
@@ -92,6 +93,12 @@ impl RecordError {
     /// Whether the file system has no such file.
     pub(super) fn is_not_found(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+}
+
+impl From<RanksError> for RecordError {
+    fn from(error: RanksError) -> Self {
+        Self::Group(error.into())
     }
 }
 

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use burn_ranks::{BufferDtype, HostBuffer, ProcessGroup};
 use half::{bf16, f16};
 
 use super::directory::{Listing, MANIFEST, SyncedFile, parent, run, sync_dir};
@@ -16,7 +17,6 @@ use super::entry::{Failure, TensorSlice, TensorSpec};
 use super::joint::{end, share};
 use super::manifest::{Manifest, Part, SliceRow, TrainingState, header, verify};
 use super::{Dtype, MODEL, RecordError};
-use crate::group::{BufferDtype, HostBuffer, ProcessGroup};
 
 /// A complete record, opened to read any slices of it.
 ///

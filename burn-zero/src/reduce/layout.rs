@@ -4,10 +4,10 @@ use core::ops::Range;
 use std::sync::Arc;
 
 use burn_backend::DType;
+use burn_ranks::shard::{self, Bucket};
+use burn_ranks::{BufferDtype, Partition, ShardMap};
 
-use crate::group::BufferDtype;
 use crate::host::exchanged;
-use crate::shard::{self, Bucket, Partition, ShardMap};
 use crate::{Stage, ZeroError, ZeroSettings};
 
 /// A parameter with its shape and type, the same on all ranks.

@@ -9,6 +9,8 @@ use std::sync::{Arc, LazyLock, OnceLock};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, TensorData};
 use burn_decorator::{HostRead, ReadError};
+use burn_ranks::shard::{Bucket, Progress, ReducePlan};
+use burn_ranks::{BufferDtype, Collectives, HostBuffer, Pending, ProcessGroup, ReduceOp, Split};
 use bytemuck::{cast_slice, pod_collect_to_vec};
 use half::{bf16, f16};
 use parking_lot::Mutex;
@@ -16,9 +18,7 @@ use parking_lot::Mutex;
 use super::layout::{Layout, StepTag};
 use super::memory_tracker::{MemoryTracker, TrackedBytes};
 use crate::backend::{GradientPart, on_host};
-use crate::group::{BufferDtype, Collectives, HostBuffer, Pending, ProcessGroup, ReduceOp, Split};
 use crate::host::{floats, not_read};
-use crate::shard::{Bucket, Progress, ReducePlan};
 use crate::{Memory, Stage, ZeroError, ZeroSettings};
 
 /// The reduced gradient of a parameter that any rank has a gradient of; the same on all ranks but
@@ -372,7 +372,7 @@ struct Buckets {
     progress: Progress,
     /// By bucket; emptied when the bucket is full.
     gradients: Vec<Vec<Arc<LocalGradient>>>,
-    given: VecDeque<Pending<()>>,
+    given: VecDeque<Pending<(), ZeroError>>,
     sum: Arc<Mutex<Sum>>,
     at: StepTag,
     failed: Option<ZeroError>,

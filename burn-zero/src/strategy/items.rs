@@ -9,11 +9,11 @@ use burn::train::{
     ClassificationOutput, ItemLazy, MultiLabelClassificationOutput, RegressionOutput,
     SequenceOutput,
 };
+use burn_ranks::ProcessGroup;
 use parking_lot::Mutex;
 
 use super::rank::StepStatus;
 use crate::ZeroError;
-use crate::group::ProcessGroup;
 
 /// How a rank's items are sent to rank 0: at most one a step.
 pub(super) enum Items<T> {

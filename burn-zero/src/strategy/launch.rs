@@ -9,12 +9,12 @@ use burn::train::{
 };
 use burn_decorator::device::device_of;
 use burn_decorator::ranks::copy_for_rank;
+use burn_ranks::{ProcessGroup, RanksError, SingleRank, ThreadGroup};
 
 use super::data::split;
 use super::items::Items;
 use super::rank::{Checkpoints, Rank, Rank0, Run, Trained};
 use super::{Ranks, ZeroStrategy};
-use crate::group::{ProcessGroup, SingleRank, ThreadGroup};
 use crate::{EpochOfRank, ZeroError};
 
 pub(super) type Fitted<LC> = (TrainingModel<LC>, SupervisedTrainingEventProcessor<LC>);
@@ -132,8 +132,8 @@ fn run_threads<LC: LearningComponentsTypes + 'static>(
         let trained = rank.run();
         trained.inspect_err(|error| group.abort(&error.to_string()))
     };
-    let results = ThreadGroup::run_each(groups, ranks, true, run);
-    results.into_iter().map(Result::flatten).collect()
+    let results = ThreadGroup::run_with(groups, ranks, run);
+    results.into_iter().map(|result| result?).collect()
 }
 
 /// The results, or the error of the rank that failed: on the other ranks its failure is a fault of
@@ -143,7 +143,9 @@ fn result_of_all<R>(
     group: &ThreadGroup,
 ) -> Result<Vec<R>, ZeroError> {
     let errors = || results.iter().filter_map(|result| result.as_ref().err());
-    if let Some(error) = errors().find(|error| !matches!(error, ZeroError::Group(_))) {
+    if let Some(error) =
+        errors().find(|error| !matches!(error, ZeroError::Ranks(RanksError::Group(_))))
+    {
         return Err(error.clone());
     }
     if errors().next().is_some() {

@@ -26,12 +26,12 @@ use burn::train::{
     SupervisedLearningStrategy, TrainLoader, TrainStep, TrainingBackend, TrainingComponents,
     TrainingModel, TrainingStrategy, ValidLoader,
 };
+use burn_ranks::{GroupOptions, ProcessGroup};
 
 pub use items::RankItem;
 pub use loader::{EpochItems, RankLoader, SampledLoader};
 pub use summed::{BatchSums, SummedOutput};
 
-use crate::group::{GroupOptions, ProcessGroup};
 use crate::raise;
 use crate::stack::with_stack_for_training;
 use items::Format;
@@ -201,10 +201,10 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
     ///
     /// It computes on the device of the Learner's model unless [`with_devices`](Self::with_devices)
     /// sets another. Where a machine has several GPUs, the default device is the first of them in
-    /// every process: [`group::local_rank`](crate::group::local_rank()) numbers the processes.
+    /// every process: [`local_rank`](burn_ranks::local_rank()) numbers the processes.
     ///
     /// ```text
-    /// let device = CudaDevice::new(group::local_rank().unwrap_or(0));
+    /// let device = CudaDevice::new(local_rank().unwrap_or(0));
     /// let learner = Learner::new(config.init(&device), optimizer, scheduler);
     /// ZeroStrategy::process(group).with_devices(vec![device])
     /// ```

@@ -12,13 +12,13 @@ use burn::train::{
     TrainingModel, ValidLoader,
 };
 use burn_backend::Device as _;
+use burn_ranks::{ProcessGroup, finish_first};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::items::Items;
 use super::{TrainItem, TrainMetrics, ValidItem};
 use crate::ZeroError;
-use crate::group::{ProcessGroup, finish_first};
 use crate::optimizer::{Ask, RankContext, Statistics};
 
 /// The state of a rank's training.
@@ -179,7 +179,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         let early_stopping = rank_0.and_then(|rank_0| rank_0.early_stopping.as_mut());
         let store = &self.run.store;
         let own = early_stopping.is_some_and(|stopping| stopping.should_stop(epoch, store));
-        self.group.agree_any("early stopping", own)
+        Ok(self.group.agree_any("early stopping", own)?)
     }
 }
 

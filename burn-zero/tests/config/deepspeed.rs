@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use burn_zero::group::BufferDtype;
+use burn_ranks::BufferDtype;
 use burn_zero::{BatchConfig, ConfigError, Memory, Stage, ZeroConfig};
 
 /// The file that must load unmodified.

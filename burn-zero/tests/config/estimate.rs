@@ -7,8 +7,8 @@ use burn::tensor::backend::Backend;
 use burn_flex::Flex;
 use proptest::prelude::*;
 
-use burn_zero::group::BufferDtype;
-use burn_zero::shard::Parameter;
+use burn_ranks::BufferDtype;
+use burn_ranks::shard::Parameter;
 use burn_zero::{BatchConfig, Memory, ModelStates, ShardMap, Stage, ZeroConfig, estimate};
 
 const P: u64 = 840_000; // a multiple of 1 to 8

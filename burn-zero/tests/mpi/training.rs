@@ -13,15 +13,15 @@ use burn::tensor::backend::AutodiffBackend;
 use burn_amp::{Autocast, Bf16};
 use burn_checkpoint::Remat;
 use burn_flex::Flex;
-use burn_zero::group::{Job, Member};
+use burn_ranks::{Job, Member};
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
     MpiGroup, ParameterShards, ProcessGroup, RecordError, Recorder, Sharded, SingleRank, Stage,
     Training, ZeroError, ZeroOptimizer,
 };
 
+use crate::launch::signal;
 use crate::nets::{B, Net, STAGES, batch, on_ranks, parameters, small_buckets};
-use crate::programs::signal;
 
 pub const STEPS: usize = 4;
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use burn_zero::group::BufferDtype;
+use burn_ranks::BufferDtype;
 use burn_zero::{consolidate, consolidate_as};
 use half::{bf16, f16};
 use proptest::collection::vec;

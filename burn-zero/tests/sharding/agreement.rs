@@ -206,7 +206,7 @@ fn ranks_that_do_not_skip_alike_are_told() {
             let _ = optimizer.step(0.05, model, gradients);
             return Ok(());
         }
-        group.barrier("the end")
+        Ok::<_, ZeroError>(group.barrier("the end")?)
     });
     let error = results.unwrap_err().to_string();
     assert!(

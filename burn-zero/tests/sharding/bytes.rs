@@ -8,8 +8,8 @@ use burn::record::{FullPrecisionSettings, Record};
 use burn::tensor::FloatDType;
 use burn::tensor::backend::AutodiffBackend;
 use burn_accum::{AccumConfig, MultiSteps};
-use burn_zero::group::{BufferDtype, Operation, Sent};
-use burn_zero::shard::Parameter;
+use burn_ranks::shard::Parameter;
+use burn_ranks::{BufferDtype, Operation, Sent};
 use burn_zero::{
     BatchConfig, Estimate, ModelStates, Partition, ProcessGroup, ShardMap, Stage, ZeroConfig,
     ZeroOptimizer, ZeroSettings, estimate,

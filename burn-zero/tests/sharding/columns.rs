@@ -9,8 +9,8 @@ use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn::tensor::{DType, backend::AutodiffBackend};
 use burn_flex::Flex;
+use burn_ranks::BufferDtype;
 use burn_store::{ModuleSnapshot, SafetensorsStore};
-use burn_zero::group::BufferDtype;
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
     SingleRank, Training, ZeroError, ZeroOptimizer, consolidate, consolidate_as,

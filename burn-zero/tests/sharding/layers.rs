@@ -7,7 +7,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor};
 use burn_accum::{AccumConfig, ClipGlobalNorm, MultiSteps, flush};
 use burn_amp::{GradScaler, GradScalerConfig};
-use burn_zero::group::{BufferDtype, ReduceOp};
+use burn_ranks::{BufferDtype, ReduceOp};
 use burn_zero::{ParameterShards, Stage, ZeroOptimizer, ZeroOptimizerError, ZeroSettings};
 
 use super::support::*;

@@ -22,4 +22,5 @@ mod statistics;
 mod support;
 mod tied;
 mod tokens;
+mod traced;
 mod wide;

@@ -7,7 +7,8 @@ use burn::module::{Module, Param};
 use burn::optim::{AdamWConfig, GradientsParams, MultiGradientsParams, Optimizer};
 use burn::prelude::*;
 use burn_zero::{
-    GroupFault, GroupOptions, ProcessGroup, Stage, ThreadGroup, ZeroError, ZeroOptimizer,
+    GroupFault, GroupOptions, ProcessGroup, RanksError, Stage, ThreadGroup, ZeroError,
+    ZeroOptimizer,
 };
 
 use super::support::*;
@@ -111,12 +112,16 @@ fn a_rank_that_returns_after_a_forward_pass_has_left() {
             if group.rank() == 1 {
                 return Ok(loss); // whose graph gathers parameters
             }
-            group.barrier("after the forward pass").map(|()| loss)
+            group.barrier("after the forward pass")?;
+            Ok::<_, ZeroError>(loss)
         });
         let [zero, one] = <[_; 2]>::try_from(results.unwrap()).unwrap();
         let left = zero.map(drop).unwrap_err();
         assert!(
-            matches!(left, ZeroError::Group(GroupFault::PeerLeft { peer: 1, .. })),
+            matches!(
+                left,
+                ZeroError::Ranks(RanksError::Group(GroupFault::PeerLeft { peer: 1, .. }))
+            ),
             "{stage:?}: {left}"
         );
         drop(one);

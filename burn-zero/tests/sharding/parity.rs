@@ -1,7 +1,7 @@
 //! N ranks are one rank with all the data; all stages are one another, bit for bit.
 
 use burn::optim::{AdamWConfig, SgdConfig, momentum::MomentumConfig};
-use burn_zero::group::BufferDtype;
+use burn_ranks::BufferDtype;
 use burn_zero::{Stage, ZeroSettings};
 
 use super::support::*;

@@ -8,8 +8,8 @@ use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamConfig, AdamWConfig, GradientsParams, Optimizer, SgdConfig};
 use burn_zero::{
-    GroupFault, GroupOptions, ParameterShards, ProcessGroup, Stage, ThreadGroup, ZeroError,
-    ZeroOptimizer, ZeroOptimizerError, ZeroSettings,
+    GroupFault, GroupOptions, ParameterShards, ProcessGroup, RanksError, Stage, ThreadGroup,
+    ZeroError, ZeroOptimizer, ZeroOptimizerError, ZeroSettings,
 };
 
 use super::optimizers::Grows;
@@ -46,7 +46,9 @@ fn run(stage: Stage, iteration: Iteration) -> Result<Vec<Vec<Vec<f32>>>, ZeroErr
 /// Steps panic with their errors: the first comes here.
 fn told(stage: Stage, iteration: Iteration) -> String {
     match run(stage, iteration) {
-        Err(ZeroError::Group(GroupFault::PeerPanicked { message, .. })) => message,
+        Err(ZeroError::Ranks(RanksError::Group(GroupFault::PeerPanicked { message, .. }))) => {
+            message
+        }
         other => panic!("{stage:?}: {other:?}"),
     }
 }
@@ -131,9 +133,9 @@ fn assert_told<O: Optimizer<ParameterShards<B>, B>>(
     optimizer: impl Fn(usize) -> O + Sync,
 ) {
     for (own, result) in prepared(optimizer).into_iter().enumerate() {
-        let Err(ZeroError::Disagreement {
+        let Err(ZeroError::Ranks(RanksError::Disagreement {
             label, rank, peer, ..
-        }) = &result
+        })) = &result
         else {
             panic!("{what}: {result:?}")
         };

@@ -9,7 +9,7 @@ use burn::module::{AutodiffModule, Module};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, LinearLayout};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
-use burn_zero::group::Operation;
+use burn_ranks::Operation;
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{GroupOptions, ProcessGroup, Stage, ThreadGroup, Training, ZeroOptimizer};
 use tempfile::tempdir;

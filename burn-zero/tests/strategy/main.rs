@@ -7,7 +7,7 @@
 
 mod burns;
 mod carried;
-#[path = "../support/child.rs"]
+#[path = "../../../burn-ranks/tests/ranks/child.rs"]
 mod child;
 mod cut_off;
 #[path = "../../../burn-accum/tests/strategy/equal.rs"]

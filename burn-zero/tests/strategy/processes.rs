@@ -4,8 +4,8 @@
 use std::sync::{Arc, Mutex};
 
 use burn::optim::SgdConfig;
-use burn_zero::group::Operation;
-use burn_zero::shard::Parameter;
+use burn_ranks::Operation;
+use burn_ranks::shard::Parameter;
 use burn_zero::{
     GroupOptions, ProcessGroup, ShardMap, Stage, ThreadGroup, ZeroOptimizer, ZeroSettings,
     ZeroStrategy,

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
 use burn_amp::AmpError;
-use burn_decorator::thread::model_thread;
+use burn_ranks::thread::model_thread;
 
 use super::trainer::{Contender, Look};
 

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use burn::prelude::Backend;
 use burn_accum::{FindError, MicroBatchFound, MicroBatchSearch, Normalization, find_micro_batch};
-use burn_decorator::thread::model_thread;
+use burn_ranks::thread::model_thread;
 use serde::{Deserialize, Serialize};
 
 use super::error::BenchError;

@@ -14,7 +14,11 @@ pub enum GptError {
 
     /// The ranks cannot train together.
     #[error(transparent)]
-    Ranks(#[from] burn_zero::ZeroError),
+    Ranks(#[from] burn_ranks::RanksError),
+
+    /// ZeRO refuses the model, the optimizer or the Learner, or a rank has failed.
+    #[error(transparent)]
+    Zero(#[from] burn_zero::ZeroError),
 
     /// A file or directory that cannot be read or written.
     #[error(transparent)]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::prelude::{Backend, DeviceOps};
 use burn::tensor::backend::DeviceId;
-use burn_zero::group::{launched, local_rank};
+use burn_ranks::{launched, local_rank};
 use burn_zero::{GroupOptions, ProcessGroup, SingleRank, ThreadGroup};
 
 use super::error::GptError;

@@ -16,8 +16,8 @@ use burn_accum::{AccumConfig, MicroBatchFound, MultiSteps, PerUpdate, UpdatesMet
 use burn_amp::{GradScaler, LossScaleMetric, SkippedStepsMetric};
 use burn_checkpoint::{MemoryBudget, RematMetric, RematStats};
 use burn_flex::Flex;
+use burn_ranks::launched;
 use burn_tensorboard::TensorBoard;
-use burn_zero::group::launched;
 use burn_zero::{ModelStates, SilentRenderer, ZeroStrategy, estimate};
 
 use super::error::GptError;

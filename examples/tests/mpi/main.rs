@@ -2,11 +2,10 @@
 //! ranks that are threads. And its model, in ranks whose memory is limited.
 
 #[allow(dead_code, reason = "the tests of the library use the rest")]
-#[path = "../../../burn-zero/tests/mpi/launch.rs"]
+#[path = "../../../burn-ranks/tests/mpi/launch.rs"]
 mod launch;
 mod limited;
 
-use std::env;
 use std::path::Path;
 use std::time::Duration;
 
@@ -18,8 +17,17 @@ use examples::gpt::run;
 /// Longest that a job may take.
 const LONGEST: Duration = Duration::from_secs(240);
 
+const TESTS: [launch::Test; 3] = [
+    ("processes_are_threads", processes_are_threads),
+    ("a_launcher_decides_how_many", a_launcher_decides_how_many),
+    (
+        "a_gpt_trains_within_a_limit_that_it_exceeds_without_stage_two",
+        limited::a_gpt_trains_within_a_limit_that_it_exceeds_without_stage_two,
+    ),
+];
+
 fn main() {
-    if let Ok(program) = env::var(launch::PROGRAM) {
+    launch::main(&TESTS, |program| {
         if let Some(program) = program.strip_prefix(limited::PROGRAM) {
             return limited::rank(program);
         }
@@ -27,28 +35,7 @@ fn main() {
             eprintln!("error: {error}");
             std::process::exit(1);
         }
-        return;
-    }
-    let filter = env::args()
-        .skip(1)
-        .find(|argument| !argument.starts_with('-'));
-    let tests: [(&str, fn()); 3] = [
-        ("processes_are_threads", processes_are_threads),
-        ("a_launcher_decides_how_many", a_launcher_decides_how_many),
-        (
-            "a_gpt_trains_within_a_limit_that_it_exceeds_without_stage_two",
-            limited::a_gpt_trains_within_a_limit_that_it_exceeds_without_stage_two,
-        ),
-    ];
-    for (name, test) in tests {
-        if filter
-            .as_ref()
-            .is_none_or(|filter| name.contains(filter.as_str()))
-        {
-            test();
-            println!("test {name} ... ok");
-        }
-    }
+    });
 }
 
 fn arguments(directory: &Path, more: &str) -> String {

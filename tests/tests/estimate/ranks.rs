@@ -15,7 +15,7 @@ use burn_estimate::{
     DeviceProfile, Estimate, Kind, Meta, MetaDevice, Shares, estimate_on, estimate_rank,
 };
 use burn_flex::Flex;
-use burn_zero::group::Operation;
+use burn_ranks::Operation;
 use burn_zero::parts::ShardOptimizer;
 use burn_zero::{
     GroupOptions, HostAdamWConfig, Memory, ModelStates, OffloadConfig, ParameterShards,

@@ -31,7 +31,7 @@ use burn_zero::{
     DistributedSampler, HostAdamWConfig, OffloadConfig, OffloadedAdamW, ProcessGroup, SampledLoader, Sharded, SimulatedRank, Stage, ZeroOptimizer, ZeroSettings,
     ZeroStrategy, offload_parameters,
 };
-use burn_zero::group::local_rank;
+use burn_ranks::local_rank;
 
 /// The device of the tests in place of a GPU.
 type Cuda = burn_flex::Flex;

@@ -7,7 +7,7 @@ use pulp::Arch;
 use rayon::prelude::*;
 
 use super::{HostAdamWConfig, not_negative};
-use crate::ZeroError;
+use crate::{BufferLength, ZeroError};
 use kernel::{CHUNK, Factors};
 
 pub use kernel::{Gradients, ParamsOut};
@@ -193,11 +193,12 @@ fn same_length(what: &'static str, expected: usize, actual: usize) -> Result<(),
     if expected == actual {
         return Ok(());
     }
-    Err(ZeroError::BufferLength {
+    Err(BufferLength {
         call: format!("HostAdamW, {what}"),
         elements: actual,
         expected: format!("{expected} are needed"),
-    })
+    }
+    .into())
 }
 
 /// f32 elements in memory of their own: aligned to a page, in huge pages where the system has them

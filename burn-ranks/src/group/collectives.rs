@@ -1,0 +1,458 @@
+//! The collectives, composed of exchanges of bytes, as jobs on the communication thread call them.
+
+use std::{
+    any::Any,
+    ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
+
+use super::{
+    BufferDtype, GroupFault, HostBuffer, Operation, ReduceOp, Split,
+    buffer::widen,
+    call::{CALL_BYTES, Call, Sent, parts},
+    member::{Job, Queue},
+};
+use crate::{BufferLength, InvalidSetting, RanksError, shard::balanced_offsets};
+
+/// The buffer of which a rank sends parts: shared, so that ranks that are threads read it without a
+/// copy.
+pub(super) type Payload = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
+/// What a rank has received from another.
+pub(super) struct Part(pub Payload, pub Range<usize>);
+
+impl Part {
+    pub fn bytes(&self) -> &[u8] {
+        &(*self.0).as_ref()[self.1.clone()]
+    }
+}
+
+/// What [`Collectives::all_gather_parts`] brings of each rank, where it is: in the sender's memory,
+/// or where a message was received.
+pub struct GatheredParts {
+    dtype: BufferDtype,
+    by_rank: Vec<Part>,
+}
+
+impl GatheredParts {
+    /// Copies elements of a rank's part, widened exactly.
+    pub fn read(&self, rank: usize, elements: Range<usize>, to: &mut [f32]) {
+        let size = self.dtype.size_bytes();
+        let bytes = elements.start * size..elements.end * size;
+        widen(self.dtype, &self.by_rank[rank].bytes()[bytes], to);
+    }
+}
+
+/// Moves bytes between this rank and the others. Waits for each of them at most for the deadline,
+/// and returns their faults.
+pub(super) trait Transport {
+    /// In a call, sends `own[sends[to]]` to each rank `to`, and returns what ranks send,
+    /// `lengths[from]` bytes of each; of this rank itself, `own[sends[rank]]`. Empty parts are not
+    /// sent.
+    fn exchange(&mut self, it: Exchange<'_>) -> Result<Vec<Part>, GroupFault>;
+
+    /// Notifies all other ranks that the group is lost, from the collective `sequence` of this rank
+    /// on.
+    fn spread(&mut self, sequence: u64, fault: &GroupFault);
+
+    /// Notifies all other ranks that this one takes part in its first `calls` collectives only.
+    fn leave(&mut self, calls: u64);
+}
+
+/// What a rank sends and receives in one exchange of a call: see [`Transport::exchange`].
+pub(super) struct Exchange<'a> {
+    pub call: &'a Call,
+    pub own: &'a Payload,
+    pub sends: &'a [Range<usize>],
+    pub lengths: &'a [usize],
+}
+
+/// What a transport knows of the other ranks.
+#[derive(Default)]
+pub(super) struct Peers {
+    /// By rank: the number of collectives in which it took part, if it has left.
+    pub left: Vec<Option<u64>>,
+    /// The earliest collective that has failed, and its fault: it and all later ones fail. Earlier
+    /// ones may still complete.
+    pub lost: Option<(u64, GroupFault)>,
+}
+
+impl Peers {
+    pub fn new(world_size: usize) -> Self {
+        let (left, lost) = (vec![None; world_size], None);
+        Self { left, lost }
+    }
+
+    pub fn lose(&mut self, sequence: u64, fault: &GroupFault) {
+        if self
+            .lost
+            .as_ref()
+            .is_none_or(|(first, _)| sequence < *first)
+        {
+            self.lost = Some((sequence, fault.clone()));
+        }
+    }
+
+    /// The fault of a collective, if it has failed.
+    pub fn fault(&self, call: &Call) -> Option<GroupFault> {
+        let lost = self.lost.as_ref();
+        let lost = lost.filter(|(sequence, _)| *sequence <= call.sequence);
+        lost.map(|(_, fault)| fault.clone())
+    }
+
+    /// The fault if `peer`, for whose message `rank` waits in a collective, has left before it.
+    pub fn left(&self, call: &Call, rank: usize, peer: usize) -> Option<GroupFault> {
+        let calls = self.left[peer].filter(|&calls| calls <= call.sequence)?;
+        let call = call.to_string();
+        Some(GroupFault::PeerLeft {
+            rank,
+            call,
+            peer,
+            calls,
+        })
+    }
+}
+
+/// A rank's collectives, for jobs on its communication thread: see the methods of the same names of
+/// [`ProcessGroup`](super::ProcessGroup).
+pub struct Collectives {
+    transport: Box<dyn Transport>,
+    rank: usize,
+    world_size: usize,
+    pub(super) queue: Arc<Queue>,
+    /// Collectives so far.
+    calls: u64,
+    /// The collective under way, and what it has sent.
+    call: Call,
+    sent: Sent,
+    /// Whether the other ranks know that the group is lost.
+    is_spread: bool,
+}
+
+/// The message of a caught panic.
+pub(super) fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a panic without a message".to_owned())
+}
+
+impl Collectives {
+    pub(super) fn new(transport: Box<dyn Transport>, queue: Arc<Queue>) -> Self {
+        Self {
+            transport,
+            rank: queue.rank,
+            world_size: queue.world_size,
+            queue,
+            calls: 0,
+            call: Call::default(),
+            sent: Sent::default(),
+            is_spread: false,
+        }
+    }
+
+    /// Runs a rank's jobs until its group is dropped or lost, and then notifies the other ranks.
+    pub(super) fn work(mut self) {
+        let worked = catch_unwind(AssertUnwindSafe(|| {
+            let queue = self.queue.clone();
+            while let Some(Job(work)) = queue.next() {
+                work(&mut self);
+            }
+        }));
+        if let Err(panic) = worked {
+            let (rank, message) = (self.rank, panic_message(&*panic));
+            self.lose(&GroupFault::PeerPanicked { rank, message });
+        }
+        match self.queue.fault() {
+            None => self.transport.leave(self.calls),
+            Some(fault) => self.lose(&fault),
+        }
+    }
+
+    fn lose(&mut self, fault: &GroupFault) {
+        if !std::mem::replace(&mut self.is_spread, true) {
+            self.transport.spread(self.calls, fault);
+        }
+        self.queue.fail(fault);
+    }
+
+    /// Makes a call. Ranks first exchange descriptions of their calls, which `run` gets: data is
+    /// sent only if all make the same call.
+    fn make<R>(
+        &mut self,
+        operation: Operation,
+        label: &str,
+        details: String,
+        bytes: Option<usize>,
+        run: impl FnOnce(&mut Self, &[Call]) -> Result<R, GroupFault>,
+    ) -> Result<R, RanksError> {
+        if let Some(fault) = self.queue.fault() {
+            return Err(fault.into());
+        }
+        self.call = Call::new(operation, self.calls, label, details, bytes);
+        self.sent = Sent {
+            calls: 1,
+            header_bytes: (CALL_BYTES * (self.world_size - 1)) as u64,
+            ..Sent::default()
+        };
+        match self.agree().and_then(|calls| run(self, &calls)) {
+            Ok(output) => {
+                self.calls += 1;
+                self.queue.traffic.lock().record(operation, self.sent);
+                Ok(output)
+            }
+            Err(fault) => {
+                self.lose(&fault);
+                Err(fault.into())
+            }
+        }
+    }
+
+    /// The calls of all ranks, equal but for the lengths of byte strings.
+    fn agree(&mut self) -> Result<Vec<Call>, GroupFault> {
+        let ranks = self.world_size;
+        let own: Payload = Arc::new(self.call.to_message());
+        let all = self.transport.exchange(Exchange {
+            call: &self.call,
+            own: &own,
+            sends: &vec![0..CALL_BYTES; ranks],
+            lengths: &vec![CALL_BYTES; ranks],
+        })?;
+        Call::read_all(self.rank, &all)
+    }
+
+    /// [`Transport::exchange`], counted in `sent`; `size` is the size of an element in bytes.
+    fn exchange(
+        &mut self,
+        own: Payload,
+        size: usize,
+        sends: &[Range<usize>],
+        lengths: &[usize],
+    ) -> Result<Vec<Part>, GroupFault> {
+        let all: usize = sends.iter().map(Range::len).sum();
+        let sent = all - sends[self.rank].len();
+        self.sent.data_bytes += sent as u64;
+        self.sent.elements += (sent / size) as u64;
+        self.transport.exchange(Exchange {
+            call: &self.call,
+            own: &own,
+            sends,
+            lengths,
+        })
+    }
+
+    /// This rank's part of the reduction of all buffers, cut at `offsets`.
+    fn reduce(
+        &mut self,
+        op: ReduceOp,
+        buffer: Arc<HostBuffer>,
+        offsets: &[usize],
+    ) -> Result<HostBuffer, GroupFault> {
+        let (dtype, size) = (buffer.dtype(), buffer.dtype().size_bytes());
+        let sends = parts(offsets, size);
+        let own = sends[self.rank].len();
+        let all = self.exchange(buffer, size, &sends, &vec![own; self.world_size])?;
+        let mut out = HostBuffer::zeros(dtype, own / size);
+        out.reduce(op, &all.iter().map(Part::bytes).collect::<Vec<_>>());
+        Ok(out)
+    }
+
+    /// The parts of all ranks, of a buffer that is cut at `offsets`.
+    fn gather(&mut self, part: HostBuffer, offsets: &[usize]) -> Result<Vec<Part>, GroupFault> {
+        let (bytes, size) = (part.size_bytes(), part.dtype().size_bytes());
+        let sends = vec![0..bytes; self.world_size];
+        let lengths: Vec<_> = parts(offsets, size).iter().map(Range::len).collect();
+        self.exchange(Arc::new(part), size, &sends, &lengths)
+    }
+
+    /// [`gather`](Self::gather) into `buffer`, which no other rank reads any more when it has sent
+    /// its part; into new memory if one still holds it.
+    fn gather_into(
+        &mut self,
+        buffer: Arc<HostBuffer>,
+        part: HostBuffer,
+        offsets: &[usize],
+    ) -> Result<HostBuffer, GroupFault> {
+        let all = self.gather(part, offsets)?;
+        let mut out = Arc::try_unwrap(buffer)
+            .unwrap_or_else(|shared| HostBuffer::zeros(shared.dtype(), shared.len()));
+        let mut rest = out.as_mut();
+        for bytes in all.iter().map(Part::bytes) {
+            let (to, after) = rest.split_at_mut(bytes.len());
+            to.copy_from_slice(bytes);
+            rest = after;
+        }
+        Ok(out)
+    }
+
+    /// The offsets of the ranks' parts. `elements` is the length of the whole buffer if `are_all`,
+    /// else that of this rank's part.
+    fn offsets(
+        &self,
+        (operation, label): (Operation, &str),
+        split: &Split,
+        elements: usize,
+        are_all: bool,
+    ) -> Result<Vec<usize>, BufferLength> {
+        let ranks = self.world_size;
+        let (part, equal) = match are_all {
+            true => (0..ranks, elements / ranks),
+            false => (self.rank..self.rank + 1, elements),
+        };
+        let offsets = split.offsets(ranks, equal);
+        let fits = |offsets: &Vec<usize>| offsets[part.end] - offsets[part.start] == elements;
+        offsets.filter(fits).ok_or_else(|| BufferLength {
+            call: format!("{operation} `{label}`"),
+            elements,
+            expected: format!("it is to be cut for {ranks} ranks by {split:?}"),
+        })
+    }
+
+    fn check_root(&self, root: usize) -> Result<(), InvalidSetting> {
+        InvalidSetting::unless(root < self.world_size, "root", root, "a rank of the group")
+    }
+
+    /// A reduce-scatter, so that every element is added and rounded by one rank, and an all-gather.
+    pub fn all_reduce(
+        &mut self,
+        label: &str,
+        op: ReduceOp,
+        buffer: HostBuffer,
+    ) -> Result<HostBuffer, RanksError> {
+        let (elements, dtype) = (buffer.len(), buffer.dtype());
+        let offsets = balanced_offsets(elements, self.world_size);
+        let details = format!(" of {elements} {dtype}, {op}");
+        self.make(Operation::AllReduce, label, details, None, |ranks, _| {
+            let buffer = Arc::new(buffer);
+            let part = ranks.reduce(op, buffer.clone(), &offsets)?;
+            ranks.gather_into(buffer, part, &offsets)
+        })
+    }
+
+    /// See [`ProcessGroup::reduce_scatter`](super::ProcessGroup::reduce_scatter).
+    pub fn reduce_scatter(
+        &mut self,
+        label: &str,
+        op: ReduceOp,
+        buffer: HostBuffer,
+        split: Split,
+    ) -> Result<HostBuffer, RanksError> {
+        let operation = Operation::ReduceScatter;
+        let (elements, dtype) = (buffer.len(), buffer.dtype());
+        let offsets = self.offsets((operation, label), &split, elements, true)?;
+        let details = format!(" of {elements} {dtype}, {op}{split}");
+        self.make(operation, label, details, None, |ranks, _| {
+            ranks.reduce(op, Arc::new(buffer), &offsets)
+        })
+    }
+
+    /// See [`ProcessGroup::all_gather`](super::ProcessGroup::all_gather).
+    pub fn all_gather(
+        &mut self,
+        label: &str,
+        part: HostBuffer,
+        split: Split,
+    ) -> Result<HostBuffer, RanksError> {
+        let parts = self.all_gather_parts(label, part, split)?;
+        let all: Vec<_> = parts.by_rank.iter().map(Part::bytes).collect();
+        Ok(HostBuffer::concat(parts.dtype, &all))
+    }
+
+    /// [`all_gather`](Self::all_gather) for those who copy each element elsewhere: without memory
+    /// for all of them, and without a copy into it.
+    pub fn all_gather_parts(
+        &mut self,
+        label: &str,
+        part: HostBuffer,
+        split: Split,
+    ) -> Result<GatheredParts, RanksError> {
+        let (operation, dtype) = (Operation::AllGather, part.dtype());
+        let offsets = self.offsets((operation, label), &split, part.len(), false)?;
+        let details = format!(" of {} {dtype}{split}", offsets[self.world_size]);
+        self.make(operation, label, details, None, |ranks, _| {
+            let by_rank = ranks.gather(part, &offsets)?;
+            Ok(GatheredParts { dtype, by_rank })
+        })
+    }
+
+    /// A scatter and an all-gather: the root sends its buffer twice, whatever the world size.
+    pub fn broadcast(
+        &mut self,
+        label: &str,
+        root: usize,
+        buffer: HostBuffer,
+    ) -> Result<HostBuffer, RanksError> {
+        self.check_root(root)?;
+        let (elements, dtype, size) = (buffer.len(), buffer.dtype(), buffer.dtype().size_bytes());
+        let offsets = balanced_offsets(elements, self.world_size);
+        let own = offsets[self.rank + 1] - offsets[self.rank];
+        let sends = match self.rank == root {
+            true => parts(&offsets, size),
+            false => vec![0..0; self.world_size],
+        };
+        let mut lengths = vec![0; self.world_size];
+        lengths[root] = own * size;
+        let details = format!(" of {elements} {dtype}, from rank {root}");
+        self.make(Operation::Broadcast, label, details, None, |ranks, _| {
+            let buffer = Arc::new(buffer);
+            let sent = ranks.exchange(buffer.clone(), size, &sends, &lengths)?;
+            let part = HostBuffer::concat(dtype, &[sent[root].bytes()]);
+            drop(sent);
+            ranks.gather_into(buffer, part, &offsets)
+        })
+    }
+
+    /// See [`ProcessGroup::barrier`](super::ProcessGroup::barrier).
+    pub fn barrier(&mut self, label: &str) -> Result<(), RanksError> {
+        self.make(
+            Operation::Barrier,
+            label,
+            String::new(),
+            None,
+            |_, _| Ok(()),
+        )
+    }
+
+    /// See [`ProcessGroup::gather_bytes`](super::ProcessGroup::gather_bytes).
+    pub fn gather_bytes(
+        &mut self,
+        label: &str,
+        bytes: Vec<u8>,
+    ) -> Result<Vec<Vec<u8>>, RanksError> {
+        let all = self.strings(Operation::GatherBytes, label, None, bytes)?;
+        Ok(all.unwrap_or_default())
+    }
+
+    /// See [`ProcessGroup::gather_bytes_to`](super::ProcessGroup::gather_bytes_to).
+    pub fn gather_bytes_to(
+        &mut self,
+        label: &str,
+        root: usize,
+        bytes: Vec<u8>,
+    ) -> Result<Option<Vec<Vec<u8>>>, RanksError> {
+        self.check_root(root)?;
+        self.strings(Operation::GatherBytesTo, label, Some(root), bytes)
+    }
+
+    /// The byte strings of all ranks, on the root, or on all if there is none.
+    fn strings(
+        &mut self,
+        operation: Operation,
+        label: &str,
+        root: Option<usize>,
+        bytes: Vec<u8>,
+    ) -> Result<Option<Vec<Vec<u8>>>, RanksError> {
+        let gets = |rank: usize| root.is_none_or(|root| root == rank);
+        let (ranks, own) = (self.world_size, gets(self.rank));
+        let details = root.map_or(String::new(), |root| format!(", to rank {root}"));
+        let length = bytes.len();
+        self.make(operation, label, details, Some(length), |this, calls| {
+            let length_of = |call: &Call| call.bytes.filter(|_| own).unwrap_or(0);
+            let lengths: Vec<_> = calls.iter().map(length_of).collect();
+            let sends = (0..ranks).map(|to| 0..if gets(to) { length } else { 0 });
+            let all = this.exchange(Arc::new(bytes), 1, &sends.collect::<Vec<_>>(), &lengths)?;
+            let strings = || all.iter().map(|part| part.bytes().to_vec()).collect();
+            Ok(own.then(strings))
+        })
+    }
+}
