@@ -6,9 +6,9 @@ use std::thread::Builder;
 /// Bytes of the stack of a thread that runs a model, 64 MiB. The system commits only those that are
 /// touched.
 ///
-/// Burn passes modules by value, and a model of many small parameters is large by value, because a
-/// `Param` has hundreds of bytes: in a build without optimisation one of 57 KiB overflows the 2 MiB
-/// that Rust gives a thread.
+/// Burn, for one, passes modules by value, and a model of many small parameters is large by value,
+/// because a `Param` has hundreds of bytes: in a build without optimisation one of 57 KiB overflows
+/// the 2 MiB that Rust gives a thread.
 pub const MODEL_STACK_BYTES: usize = 64 << 20;
 
 /// A thread of this name with a stack for a model: of [`MODEL_STACK_BYTES`], or of `RUST_MIN_STACK`

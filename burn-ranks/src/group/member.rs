@@ -283,8 +283,7 @@ impl Queue {
     }
 
     /// Leaves the group when the submitted jobs are done, and waits for that. Jobs that are
-    /// submitted later fail: clones of the group may remain, such as in a graph that autodiff has
-    /// not freed.
+    /// submitted later fail: clones of the group may remain, in what the rank returns or keeps.
     pub fn leave(&self) {
         self.tell(|state| state.is_closed = true);
         self.wait(|state| state.has_ended.then_some(()));

@@ -12,11 +12,11 @@ use crate::{InvalidSetting, RanksError};
 /// One rank of a group of any size, alone: collectives end at once, and
 /// [`traffic`](ProcessGroup::traffic) counts what the rank would send.
 ///
-/// For estimates: on a backend without data the memory and the traffic of a rank do not depend on
-/// values, so one rank represents all (burn-estimate, `docs/out-of-memory.md`). Where ranks compare
-/// values, the others have this rank's. Values received from them have no meaning: they are this
-/// rank's own or zeros. Not for [`ZeroStrategy`](crate::ZeroStrategy), whose rank 0 leads the
-/// others.
+/// For estimates: in a program that computes with shapes only (burn-estimate's `Meta`) the memory
+/// and the traffic of a rank do not depend on values, so one rank represents all. Where ranks
+/// compare values, the others have this rank's. Values received from them have no meaning: they are
+/// this rank's own or zeros. So it is not for programs in which one rank leads the others, such as
+/// burn-zero's `ZeroStrategy`.
 ///
 /// ```
 /// use burn_ranks::{ProcessGroup, ReduceOp, SimulatedRank};

@@ -171,8 +171,7 @@ impl ThreadGroup {
         let queue = member.queue();
         let result = result.map_err(|panic| queue.panicked(panic_message(&*panic)).into());
         mailboxes.tell_all(|state| state.ended[queue.rank] = true);
-        // At stage 3 a graph without a backward pass, which autodiff has not freed, has clones of
-        // the group.
+        // A clone of the group may remain, in what the rank's function returns.
         queue.leave();
         result
     }

@@ -115,7 +115,7 @@ impl MpiGroup {
         match &result {
             Ok(Err(error)) if !alone => group.abort(&error.to_string()),
             Err(panic) if !alone => drop(queue.panicked(panic_message(&**panic))),
-            // A graph that autodiff has not freed may have clones of the group.
+            // Clones of the group may remain.
             Ok(_) => queue.leave(),
             _ => {}
         }
