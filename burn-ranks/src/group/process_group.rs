@@ -175,8 +175,8 @@ pub trait ProcessGroup: Send + Sync + Debug {
     ///
     /// # Errors
     ///
-    /// [`RanksError::Disagreement`] on all ranks, with the first entry of this rank's list that differs
-    /// from that of another rank; those of the group.
+    /// [`RanksError::Disagreement`] on all ranks, with the first entry of this rank's list that
+    /// differs from that of another rank; those of the group.
     fn agree_on_entries(&self, label: &str, entries: &[String]) -> Result<(), RanksError> {
         let own = entries.join("\n");
         let lists = self.gather_bytes(label, own.as_bytes().to_vec())?;

@@ -36,8 +36,8 @@ impl SimulatedRank {
     ///
     /// # Errors
     ///
-    /// [`RanksError::InvalidSetting`] if a group of this size has no such rank; [`RanksError::Start`]
-    /// if the system starts no thread.
+    /// [`RanksError::InvalidSetting`] if a group of this size has no such rank;
+    /// [`RanksError::Start`] if the system starts no thread.
     pub fn new(rank: usize, world_size: usize) -> Result<Self, RanksError> {
         InvalidSetting::unless(rank < world_size, "rank", rank, "below the world size")?;
         let deadline = GroupOptions::default().deadline;

@@ -53,8 +53,8 @@ impl ThreadGroup {
     ///
     /// # Errors
     ///
-    /// [`RanksError::InvalidSetting`] for no ranks or an impossible option; [`RanksError::Start`] if
-    /// the system starts no thread.
+    /// [`RanksError::InvalidSetting`] for no ranks or an impossible option;
+    /// [`RanksError::Start`] if the system starts no thread.
     pub fn new(world_size: usize, options: GroupOptions) -> Result<Vec<Self>, RanksError> {
         options.check()?;
         InvalidSetting::unless(world_size > 0, "world_size", 0, "at least 1")?;

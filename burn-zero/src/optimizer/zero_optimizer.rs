@@ -165,7 +165,8 @@ impl<O> ZeroOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// [`RanksError::Disagreement`](crate::RanksError::Disagreement) if the ranks' settings differ; those of the group.
+    /// [`RanksError::Disagreement`](crate::RanksError::Disagreement) if the ranks' settings differ;
+    /// those of the group.
     pub fn new(
         inner: O,
         group: Arc<dyn ProcessGroup>,
@@ -341,8 +342,9 @@ impl<O> ZeroOptimizer<O> {
     /// [`ZeroOptimizerError::NotShardable`], [`ZeroOptimizerError::LayerInside`],
     /// [`ZeroOptimizerError::NotSharded`], [`ZeroOptimizerError::NoRemat`],
     /// [`ZeroOptimizerError::UnsupportedDtype`], [`ZeroOptimizerError::TooManyDimensions`],
-    /// [`ZeroOptimizerError::OtherModel`]; [`RanksError::Disagreement`](crate::RanksError::Disagreement) if the ranks' optimizers or
-    /// models differ; those of the group.
+    /// [`ZeroOptimizerError::OtherModel`];
+    /// [`RanksError::Disagreement`](crate::RanksError::Disagreement) if the ranks' optimizers or models
+    /// differ; those of the group.
     ///
     /// # Cost
     ///
