@@ -143,7 +143,8 @@ pub trait ProcessGroup: Send + Sync + Debug {
     /// Every rank's number, in the order of ranks.
     fn gather_f64(&self, label: &str, value: f64) -> Result<Vec<f64>, RanksError> {
         let all = self.gather_bytes(label, value.to_ne_bytes().to_vec())?;
-        Ok(bytemuck::pod_collect_to_vec(&all.concat()))
+        let number = |bytes: &Vec<u8>| bytemuck::pod_read_unaligned(bytes);
+        Ok(all.iter().map(number).collect())
     }
 
     /// The sum, added in the order of ranks; NaN if a rank has NaN.
