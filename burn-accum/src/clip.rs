@@ -10,12 +10,86 @@ use burn::{
 };
 
 use burn_decorator::{exact::Exact, message, non_finite::on};
+use burn_update::{Arrived, items_id};
 
-use crate::{
-    AccumError, GradNorm, InvalidValue,
-    arrived::{Arrived, constant, count_id},
-    multi_steps::raise,
-};
+use crate::{AccumError, GradNorm, InvalidValue, counted::constant, multi_steps::raise};
+
+/// Clips gradients by their norm over all parameters, in a [`burn_update::Update`]: `clip_norm(1.0)`
+/// of [`ClipByNorm`](crate::ClipByNorm) is `clip(ClipNorm::new(1.0)?)`. [`ClipGlobalNorm`] has the
+/// formula.
+#[derive(Clone, Debug)]
+pub struct ClipNorm {
+    max_norm: f32,
+    norm: GradNorm,
+}
+
+impl ClipNorm {
+    /// Clips to a norm of at most `max_norm`. Infinity measures the norm and clips nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`AccumError::InvalidValue`] unless `max_norm` is above 0.
+    pub fn new(max_norm: f32) -> Result<Self, AccumError> {
+        InvalidValue::unless(max_norm > 0.0, "max_norm", max_norm.into(), "above 0")?;
+        Ok(Self {
+            max_norm,
+            norm: GradNorm::default(),
+        })
+    }
+
+    /// A handle to read the last norm, also when the update is out of reach.
+    pub fn norm(&self) -> GradNorm {
+        self.norm.clone()
+    }
+
+    /// The gradients of `arrived`, clipped, and the norm that they had; `None` if there are none.
+    pub(crate) fn clip<B, M>(
+        &self,
+        module: &M,
+        arrived: Arrived,
+    ) -> (GradientsParams, Option<Tensor<B::InnerBackend, 1>>)
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let mut measure = Measure {
+            arrived,
+            merged: GradientsParams::new(),
+            norms: Vec::new(),
+        };
+        module.visit(&mut measure);
+        let Measure {
+            arrived,
+            merged,
+            norms,
+        } = measure;
+        let Some(device) = norms.first().map(Tensor::<B::InnerBackend, 1>::device) else {
+            return (arrived.pass_items_on::<B::InnerBackend>(merged), None);
+        };
+
+        let norm = match self.norm.take_provided() {
+            Some(norm) => constant(norm.into(), &device),
+            None => norm_of(norms),
+        };
+        self.norm.publish(norm.clone());
+        let scale = self.max_norm.is_finite().then(|| {
+            let scale = norm
+                .clone()
+                .add_scalar(1e-6)
+                .recip()
+                .mul_scalar(self.max_norm);
+            scale.clamp_max(1.0)
+        });
+        let mut shrink = Shrink {
+            gradients: merged,
+            clipped: GradientsParams::new(),
+            scale,
+        };
+        module.visit(&mut shrink);
+        let clipped = arrived.pass_items_on::<B::InnerBackend>(shrink.clipped);
+        (clipped, Some(norm))
+    }
+}
 
 /// An optimizer whose gradients are clipped by their norm over all parameters
 /// (`torch.nn.utils.clip_grad_norm_`, optax's `clip_by_global_norm`), as training recipes do.
@@ -58,8 +132,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct ClipGlobalNorm<O> {
     inner: O,
-    max_norm: f32,
-    norm: GradNorm,
+    clip: ClipNorm,
     order_checked: bool,
 }
 
@@ -71,24 +144,22 @@ impl<O> ClipGlobalNorm<O> {
     ///
     /// [`AccumError::InvalidValue`] unless `max_norm` is above 0.
     pub fn new(inner: O, max_norm: f32) -> Result<Self, AccumError> {
-        InvalidValue::unless(max_norm > 0.0, "max_norm", max_norm.into(), "above 0")?;
         Ok(Self {
             inner,
-            max_norm,
-            norm: GradNorm::default(),
+            clip: ClipNorm::new(max_norm)?,
             order_checked: false,
         })
     }
 
     /// The largest norm that the wrapped optimizer sees.
     pub fn max_norm(&self) -> f32 {
-        self.max_norm
+        self.clip.max_norm
     }
 
     /// A handle to read the last norm, or to provide the next one, also when the optimizer is out
     /// of reach.
     pub fn norm(&self) -> GradNorm {
-        self.norm.clone()
+        self.clip.norm()
     }
 
     /// The wrapped optimizer.
@@ -120,44 +191,6 @@ impl<O> ClipGlobalNorm<O> {
         }
         module
     }
-
-    fn clip<B, M>(&self, module: &M, arrived: Arrived) -> GradientsParams
-    where
-        B: AutodiffBackend,
-        M: AutodiffModule<B>,
-    {
-        let mut measure = Measure {
-            arrived,
-            merged: GradientsParams::new(),
-            norms: Vec::new(),
-        };
-        module.visit(&mut measure);
-        let Measure {
-            arrived,
-            merged,
-            norms,
-        } = measure;
-        let Some(device) = norms.first().map(Tensor::<B::InnerBackend, 1>::device) else {
-            return arrived.merged::<B::InnerBackend>(merged);
-        };
-
-        let norm = match self.norm.take_provided() {
-            Some(norm) => constant(norm.into(), &device),
-            None => norm_of(norms),
-        };
-        self.norm.publish(norm.clone());
-        let scale = self.max_norm.is_finite().then(|| {
-            let scale = norm.add_scalar(1e-6).recip().mul_scalar(self.max_norm);
-            scale.clamp_max(1.0)
-        });
-        let mut shrink = Shrink {
-            gradients: merged,
-            clipped: GradientsParams::new(),
-            scale,
-        };
-        module.visit(&mut shrink);
-        arrived.merged::<B::InnerBackend>(shrink.clipped)
-    }
 }
 
 /// The norm of all is the norm of their norms.
@@ -182,14 +215,14 @@ where
             return module;
         }
         let module = self.check_order(lr, module);
-        let gradients = self.clip::<B, M>(&module, grads.into());
+        let gradients = self.clip.clip::<B, M>(&module, grads.into()).0;
         self.inner.step(lr, module, gradients)
     }
 
     /// Clips the sum over the devices.
     fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
         let module = self.check_order(lr, module);
-        let gradients = self.clip::<B, M>(&module, grads.into());
+        let gradients = self.clip.clip::<B, M>(&module, grads.into()).0;
         self.inner.step(lr, module, gradients)
     }
 
@@ -214,7 +247,7 @@ struct Measure<I: Backend> {
 impl<B: AutodiffBackend> ModuleVisitor<B> for Measure<B::InnerBackend> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         // A count is no gradient; it is passed on unchanged.
-        if param.id == count_id() {
+        if param.id == items_id() {
             return;
         }
         let gradient = self

@@ -5,15 +5,19 @@ use burn::{
     module::{AutodiffModule, Module, Param},
     optim::GradientsParams,
     tensor::{
-        DType, Device, FloatDType, Int, Tensor,
+        DType, Device, FloatDType, Int, Tensor, TensorData,
         backend::{AutodiffBackend, Backend},
     },
     train::TrainOutput,
 };
 
 use burn_decorator::weight::{LossWeight, offer};
+use burn_update::items_id;
 
-use crate::arrived::{constant, count_id};
+/// An f32 `[1]`, whatever the device's default float is.
+pub(crate) fn constant<I: Backend>(value: f64, device: &Device<I>) -> Tensor<I, 1> {
+    Tensor::from_data(TensorData::from([value as f32]), (device, DType::F32))
+}
 
 /// A loss and the number of items (tokens) it counts, for
 /// [`Normalization::Tokens`](crate::Normalization::Tokens).
@@ -100,7 +104,7 @@ impl<B: AutodiffBackend> Counted<B> {
             backward()
         };
         let mut output = TrainOutput::new(module, gradients, item);
-        output.grads.register(count_id(), self.items);
+        output.grads.register(items_id(), self.items);
         output
     }
 }
@@ -163,7 +167,7 @@ impl<B: Backend> CountSlot<B> {
     pub fn new(device: &B::Device) -> Self {
         let nothing = Tensor::zeros([1], device);
         Self {
-            slot: Param::initialized(count_id(), nothing),
+            slot: Param::initialized(items_id(), nothing),
         }
     }
 }

@@ -96,13 +96,14 @@
 //!
 //! # Where things are
 //!
-//! `multi_steps` is the wrapper, `tally` its arithmetic as integers, `sums` the accumulators,
-//! `arrived` the gradients of one micro-step, `counted` is how a count of items travels, `record`
+//! `accumulation` is a window as a state machine, `multi_steps` the wrapper around it, `part` it as a
+//! part of a [`burn_update::Update`], `tally` its arithmetic as integers, `sums` the accumulators,
+//! `counted` is how a count of items travels, `record`
 //! the saved state, `progress` what others may see. `clip` and `norm` are the global norm;
 //! `per_update` and `lr_scaling` the learning rate; `strategy` the loop of the `Learner`. `find` is
 //! [`find_micro_batch`].
 
-mod arrived;
+mod accumulation;
 mod clip;
 mod config;
 mod counted;
@@ -111,6 +112,7 @@ mod find;
 mod lr_scaling;
 mod multi_steps;
 mod norm;
+mod part;
 mod per_update;
 mod progress;
 mod record;
@@ -118,8 +120,9 @@ mod strategy;
 mod sums;
 mod tally;
 
+pub use accumulation::Accumulation;
 pub use burn_decorator::module::independent;
-pub use clip::ClipGlobalNorm;
+pub use clip::{ClipGlobalNorm, ClipNorm};
 pub use config::{AccumConfig, NonFinite, Normalization, WindowSchedule};
 pub use counted::{CountSlot, Counted, Items};
 pub use error::{AccumError, InvalidValue};
@@ -131,6 +134,7 @@ pub use find::{
 pub use lr_scaling::{LrScaling, ScaledLr};
 pub use multi_steps::{MultiSteps, flush};
 pub use norm::{GradNorm, GradNormMetric};
+pub use part::ClipByNorm;
 pub use per_update::{PerUpdate, PerUpdateRecord};
 pub use progress::{Dropped, UpdateCounter, UpdatesMetric};
 pub use record::{AccumRecord, PartialWindow};

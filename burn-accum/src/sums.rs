@@ -16,8 +16,9 @@ use burn::{
     },
 };
 use burn_decorator::non_finite::{Outcome, Verdict, on, read_together};
+use burn_update::Arrived;
 
-use crate::{arrived::Arrived, tally::Step};
+use crate::tally::Step;
 
 /// The sums of a window's gradients on the backend `I`. Parameters that got none have no entry.
 pub(crate) type Sums<I> = HashMap<ParamId, TensorPrimitive<I>>;

@@ -80,7 +80,7 @@ pub use loss_scale::{LossScale, LossScaleState, ScaleUpdate};
 pub use policy::{Bf16, Configured, F16, F32, Mode, Off, Policy, autocast};
 pub use scaler::{
     Detection, GradScaler, GradScalerConfig, LossScaleMetric, Overflow, OverflowCause,
-    ScaledOptimizer, ScaledRecord, ScalerState, SkippedStepsMetric,
+    ScaledOptimizer, ScaledRecord, ScalerState, SkippedStepsMetric, UpdateScale,
 };
 pub use table::{OpRow, op_table};
 pub use watch::{

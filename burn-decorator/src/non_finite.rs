@@ -96,11 +96,33 @@ impl<I: Backend> Inspection<I> {
 
     /// Whether all probes, which are [sums](Probe::Sum), are finite, and the values of `others`,
     /// each `[1]`, which the same host read brings.
-    pub fn is_finite(&self, others: Vec<Tensor<I, 1>>) -> (bool, Vec<f64>) {
+    fn is_finite(&self, others: Vec<Tensor<I, 1>>) -> (bool, Vec<f64>) {
         let probes = self.probes.iter().map(|probe| probe.clone().reshape([1]));
         let mut values = read_numbers(probes.chain(others).collect());
         let others = values.split_off(self.probes.len());
         (values.into_iter().all(f64::is_finite), others)
+    }
+
+    /// The paths of the parameters with a non-finite gradient, for probes that are
+    /// [sums](Probe::Sum), and the values of `others`, each `[1]`. One host read; a further one
+    /// where a sum is not finite, by [exact](Probe::Exact) probes of the same gradients.
+    pub fn culprits<B, M>(
+        &self,
+        module: &M,
+        gradients: &impl GradientsOf,
+        others: Vec<Tensor<I, 1>>,
+    ) -> (Vec<String>, Vec<f64>)
+    where
+        B: AutodiffBackend<InnerBackend = I>,
+        M: AutodiffModule<B>,
+    {
+        let (is_finite, others) = self.is_finite(others);
+        let culprits = if is_finite {
+            Vec::new()
+        } else {
+            non_finite_paths::<B, M>(module, gradients)
+        };
+        (culprits, others)
     }
 
     /// Lets the device decide by [exact](Probe::Exact) probes: about one addition per parameter, no

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Tensor, backend::AutodiffBackend};
 use burn::train::Interrupter;
+use burn_decorator::cell::Scope;
 use burn_decorator::ranks;
 
 use super::{
@@ -14,6 +15,7 @@ use super::{
     registry::{self, BoundBy},
     state::{Shared, State},
 };
+use crate::cast::{UNDER_WAY, UnderWay};
 use crate::{AmpError, FirstNonFinite};
 
 /// Dynamic loss scaling, as PyTorch's `torch.amp.GradScaler` does it, without a change in the
@@ -249,12 +251,31 @@ impl GradScaler {
         self.shared.as_arc()
     }
 
+    /// Runs `step`, whose updated parameters are marked as this scaler's, and returns whether there
+    /// were any.
+    pub(super) fn marking<R>(&self, step: impl FnOnce() -> R) -> (R, bool) {
+        let begun = UnderWay {
+            owner: self.shared().owner(),
+            updated: false,
+        };
+        let _under_way = Scope::enter(&UNDER_WAY, Some(begun));
+        let result = step();
+        (result, UNDER_WAY.get().is_some_and(|step| step.updated))
+    }
+
     /// Panics if there is an error and no interrupter to stop the training.
     pub(super) fn raise(&self) {
-        let state = self.shared.lock();
-        if let (Some(error), None) = (state.error.clone(), &state.interrupter) {
-            drop(state);
+        if let Err(error) = self.check() {
             panic!("{error}");
+        }
+    }
+
+    /// The error, if there is one and no interrupter to stop the training.
+    pub(super) fn check(&self) -> Result<(), AmpError> {
+        let state = self.shared.lock();
+        match (&state.error, &state.interrupter) {
+            (Some(error), None) => Err(error.clone()),
+            _ => Ok(()),
         }
     }
 }

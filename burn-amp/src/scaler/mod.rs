@@ -13,6 +13,7 @@
 //! | `gradients` | the gradients of one step, from one device or several |
 //! | `deferred` | flags that are read one step late |
 //! | `optimizer` | [`ScaledOptimizer`], the wrapper |
+//! | `part` | [`UpdateScale`], the scaler as a part of a [`burn_update::Update`] |
 //! | `record` | its saved state |
 //! | `overflow` | what is known about a skipped step |
 //! | `metric` | what the Learner shows |
@@ -26,6 +27,7 @@ mod metric;
 mod models;
 mod optimizer;
 mod overflow;
+mod part;
 mod record;
 mod registry;
 mod shared_scale;
@@ -38,5 +40,6 @@ pub use handle::GradScaler;
 pub use metric::{LossScaleMetric, SkippedStepsMetric};
 pub use optimizer::ScaledOptimizer;
 pub use overflow::{Overflow, OverflowCause};
+pub use part::UpdateScale;
 pub use record::ScaledRecord;
 pub use state::ScalerState;

@@ -7,12 +7,11 @@ use burn::{
     optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer},
     tensor::backend::AutodiffBackend,
 };
-use burn_decorator::cell::Scope;
 use burn_decorator::gradient::{
     self, MicroBatch, catch_overflow, catch_verdict, non_finite_on_any_rank,
 };
 use burn_decorator::message::{self, Inside};
-use burn_decorator::non_finite::{Inspection, Outcome, Probe, Verdict, non_finite_paths};
+use burn_decorator::non_finite::{Inspection, Outcome, Probe, Verdict};
 
 use super::{
     config::Detection,
@@ -23,7 +22,6 @@ use super::{
     shared_scale::{OptimizerId, Step},
 };
 use crate::AmpError;
-use crate::cast::{UNDER_WAY, UnderWay};
 use crate::policy::{Off, autocast};
 
 /// An optimizer under a [`GradScaler`]: made by [`GradScaler::wrap`].
@@ -93,20 +91,6 @@ impl GradScaler {
             pending: None,
             inside: None,
         }
-    }
-}
-
-impl GradScaler {
-    /// Runs `step`, whose updated parameters are marked as this scaler's, and returns whether there
-    /// were any.
-    fn marking<R>(&self, step: impl FnOnce() -> R) -> (R, bool) {
-        let begun = UnderWay {
-            owner: self.shared().owner(),
-            updated: false,
-        };
-        let _under_way = Scope::enter(&UNDER_WAY, Some(begun));
-        let result = step();
-        (result, UNDER_WAY.get().is_some_and(|step| step.updated))
     }
 }
 
@@ -278,10 +262,7 @@ impl<O> ScaledOptimizer<O> {
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
-        let culprits = match inspection.is_finite(Vec::new()) {
-            (true, _) => Vec::new(),
-            (false, _) => non_finite_paths::<B, M>(&module, &gradients),
-        };
+        let (culprits, _) = inspection.culprits::<B, M>(&module, &gradients, Vec::new());
         let culprits = non_finite_on_any_rank(culprits);
         // Gradients of other ranks, or those of a window, may still overflow when they are reduced.
         let (module, culprits) = match culprits.is_empty() {

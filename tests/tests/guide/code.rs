@@ -10,7 +10,7 @@ use burn::data::dataset::Dataset;
 use burn::module::{AutodiffModule, Module};
 use burn::nn::Linear;
 use burn::nn::loss::{CrossEntropyLossConfig, Reduction};
-use burn::optim::{AdamConfig, AdamWConfig, GradientsParams, Optimizer};
+use burn::optim::{AdamConfig, AdamWConfig, GradientsParams, MuonConfig, Optimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Device, Int, Tensor};
 use burn::train::logger::FileMetricLogger;
@@ -19,7 +19,7 @@ use burn::train::{
     ClassificationOutput, InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep,
 };
 use burn_accum::{
-    AccumConfig, AccumulatingStrategy, ClipGlobalNorm, Counted, MicroBatchSearch, MultiSteps,
+    AccumConfig, AccumulatingStrategy, ClipByNorm, ClipGlobalNorm, Counted, MicroBatchSearch, MultiSteps,
     PerUpdate, find_micro_batch, rehearse,
 };
 use burn_amp::{Autocast, F16, F32, GradScaler, GradScalerConfig, Watch, autocast, explain_overflow};
@@ -27,6 +27,7 @@ use burn_checkpoint::{MemoryBudget, Policy, Remat, checkpoint, checkpoint_listin
 use burn_fused::{FusedBackward, LinearCrossEntropy, LinearCrossEntropyLossConfig};
 use burn_estimate::{DeviceMemory, Meta, MetaDevice, estimate_on, estimate_rank};
 use burn_tensorboard::TensorBoard;
+use burn_update::{Group, Groups, Paths, Update};
 use burn_zero::{
     DistributedSampler, HostAdamWConfig, OffloadConfig, OffloadedAdamW, ProcessGroup, SampledLoader, Sharded, SimulatedRank, Stage, ZeroOptimizer, ZeroSettings,
     ZeroStrategy, offload_parameters,
@@ -135,6 +136,28 @@ let optimizer = MultiSteps::new(AdamWConfig::new().init(), AccumConfig::mean(8))
 
     optimizes::<B>(&optimizer);
     Ok(())
+}
+
+fn burn_update<B: AutodiffBackend>(mut model: Model<B>, loss: Tensor<B, 1>, lr: f64) -> Done {
+let mut update = Update::new(AdamWConfig::new().init()).clip_norm(1.0)?.accumulate(AccumConfig::mean(4))?.scale(GradScalerConfig::default())?;
+// in a loop of your own:
+let gradients = update.backward(&model, loss);
+model = update.step(lr, model, gradients)?;
+
+    Ok(())
+}
+
+fn burn_update_groups<B: AutodiffBackend>(in_blocks: fn(&str, &[usize]) -> bool) -> Update<Model<B>, B> {
+    let adamw = AdamWConfig::new();
+    let no_decay = AdamWConfig::new().with_weight_decay(0.0);
+
+let groups = Groups::new(adamw.init()) // the rest
+    .with("no decay", Group::new(Paths::glob("*.bias").or_glob("*norm*"), no_decay.init()))
+    .with("matrices", Group::new(Paths::when("matrices of blocks", in_blocks), MuonConfig::new().init()).with_lr_factor(20.0))
+    .with("embedding", Group::frozen(Paths::glob("embedding.*")));
+let update = Update::of_groups(groups);
+
+    update
 }
 
 fn burn_checkpoint(block: Linear<Autodiff<Remat<Cuda>>>, mut x: Tensor<Autodiff<Remat<Cuda>>, 2>) -> Done {

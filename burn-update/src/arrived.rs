@@ -2,26 +2,26 @@
 //! containers.
 
 use burn::{
-    module::ParamId,
+    module::{AutodiffModule, ModuleVisitor, Param, ParamId},
     optim::{GradientsParams, MultiGradientsParams},
-    tensor::{Bool, DType, Device, Tensor, TensorData, backend::Backend},
+    tensor::{
+        Bool, Tensor,
+        backend::{AutodiffBackend, Backend},
+    },
 };
 
 use burn_decorator::non_finite::{GradientsOf, on, widen};
 
 /// The id under which gradients carry the number of items that they came from, f32 `[1]`.
 /// `ParamId`s are random 64-bit numbers, so this fixed one does not collide with them.
-pub(crate) fn count_id() -> ParamId {
+pub fn items_id() -> ParamId {
     ParamId::from(u64::from_be_bytes(*b"burnitem"))
 }
 
-/// An f32 `[1]`, whatever the device's default float is.
-pub(crate) fn constant<I: Backend>(value: f64, device: &Device<I>) -> Tensor<I, 1> {
-    Tensor::from_data(TensorData::from([value as f32]), (device, DType::F32))
-}
-
-/// The gradients of one micro-step: one entry per device.
-pub(crate) struct Arrived {
+/// The gradients of one micro-step, from one device or several: what
+/// [`Update::step`](crate::Update::step) takes, and an [`Accumulate`](crate::Accumulate) adds up.
+pub struct Arrived {
+    /// One entry per device.
     devices: Vec<GradientsParams>,
 }
 
@@ -43,10 +43,10 @@ impl From<MultiGradientsParams> for Arrived {
 }
 
 impl Arrived {
-    /// How many micro-batches these are; call it after the counts are taken out. A device that ran
+    /// How many micro-batches these are; call it after the numbers of items are taken out. A device that ran
     /// out of data brings no gradients; at least one micro-batch is counted, even if it has no
     /// gradients.
-    pub(crate) fn micro_batches(&self) -> u64 {
+    pub fn micro_batches(&self) -> u64 {
         let bringing = self
             .devices
             .iter()
@@ -54,31 +54,56 @@ impl Arrived {
         bringing.count().max(1) as u64
     }
 
-    /// Takes the counts out, one for each device that brought one.
-    pub(crate) fn take_counts<I: Backend>(&mut self) -> Vec<Tensor<I, 1>> {
+    /// Takes the numbers of items out, f32 `[1]` each, one for each device that brought one.
+    pub fn take_items<I: Backend>(&mut self) -> Vec<Tensor<I, 1>> {
         self.devices
             .iter_mut()
-            .filter_map(|gradients| gradients.remove(count_id()))
+            .filter_map(|gradients| gradients.remove(items_id()))
             .collect()
     }
 
     /// Whether the gradients came from one device.
-    pub(crate) fn is_of_one_device(&self) -> bool {
+    pub fn is_of_one_device(&self) -> bool {
         self.devices.len() == 1
     }
 
     /// The gradients, if they came from one device.
-    pub(crate) fn into_one(mut self) -> GradientsParams {
+    pub fn into_one(mut self) -> GradientsParams {
         debug_assert!(self.devices.len() <= 1, "gradients of several devices");
         self.devices.pop().unwrap_or_default()
     }
 
-    /// The entries of all devices in one container: `sums` are the gradients of the parameters; the
-    /// sum of the counts is added.
-    pub(crate) fn merged<I: Backend>(mut self, mut sums: GradientsParams) -> GradientsParams {
-        let counts = self.take_counts::<I>().into_iter();
+    /// The gradients, added up over the devices, in the types of their parameters.
+    pub(crate) fn sum<B, M>(self, model: &M) -> GradientsParams
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        if self.devices.len() <= 1 {
+            return self.into_one();
+        }
+        let mut summer = Summer {
+            arrived: self,
+            sums: GradientsParams::new(),
+        };
+        model.visit(&mut summer);
+        summer.sums
+    }
+
+    /// Takes the gradients of a parameter out, of all devices, without adding them up.
+    pub(crate) fn drop_gradients<I: Backend>(&mut self, id: ParamId) {
+        for gradients in &mut self.devices {
+            // `GradientsParams` does not store the number of dimensions.
+            drop(gradients.remove::<I, 1>(id));
+        }
+    }
+
+    /// `sums`, which are gradients of the parameters, with the sum of the numbers of items that are
+    /// left in these.
+    pub fn pass_items_on<I: Backend>(mut self, mut sums: GradientsParams) -> GradientsParams {
+        let counts = self.take_items::<I>().into_iter();
         if let Some(count) = counts.reduce(|sum, count| on(count, &sum.device()).add(sum)) {
-            sums.register(count_id(), count);
+            sums.register(items_id(), count);
         }
         sums
     }
@@ -86,7 +111,7 @@ impl Arrived {
     /// Takes the gradients of a parameter out and adds them to `sum`, in f32 and in place, on the
     /// device where Burn's `MultiGradientsParams::remove` puts them: it is fixed for each
     /// parameter. If `non_finite`, `[1]`, is set, `sum` stays as it is, bit for bit.
-    pub(crate) fn add_to<I: Backend, const D: usize>(
+    pub fn add_to<I: Backend, const D: usize>(
         &mut self,
         id: ParamId,
         mut sum: Option<Tensor<I, D>>,
@@ -118,5 +143,22 @@ impl GradientsOf for Arrived {
     fn each<I: Backend, const D: usize>(&self, id: ParamId) -> Vec<Tensor<I, D>> {
         let devices = self.devices.iter();
         devices.filter_map(|gradients| gradients.get(id)).collect()
+    }
+}
+
+/// Adds the devices' gradients up.
+struct Summer {
+    arrived: Arrived,
+    sums: GradientsParams,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for Summer {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        let sum = self
+            .arrived
+            .add_to::<B::InnerBackend, D>(param.id, None, None);
+        if let Some(sum) = sum {
+            self.sums.register(param.id, sum.cast(param.val().dtype()));
+        }
     }
 }

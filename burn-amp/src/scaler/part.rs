@@ -1,0 +1,157 @@
+//! A scaler as a part of a [`burn_update::Update`].
+
+use burn::tensor::Device;
+use burn::tensor::backend::AutodiffBackend;
+use burn_update::{IntoScale, PartState, Scale, Stateful, Step, UpdateError};
+
+use super::active::{Said, saying};
+use super::config::GradScalerConfig;
+use super::handle::GradScaler;
+use super::shared_scale::{self, OptimizerId};
+use super::state::{Counters, ScalerState};
+use crate::policy::{Off, autocast};
+use crate::{AmpError, LossScaleState};
+
+/// The name of the scale in records and errors.
+const SCALE: &str = "scale";
+
+/// The scale of an update: made of a [`GradScaler`] or a [`GradScalerConfig`] by
+/// [`Update::scale`](burn_update::Update::scale). The scaler stays a handle to read and to set the
+/// scale. [`Detection::Sync`](crate::Detection::Sync) is the only one: without an accumulation an
+/// update reads its gradients' sums before the optimizer runs.
+#[derive(Clone, Debug)]
+pub struct UpdateScale {
+    scaler: GradScaler,
+    id: OptimizerId,
+    /// Whether the step that is under way has updated parameters.
+    updated: bool,
+}
+
+impl<B: AutodiffBackend> IntoScale<B> for GradScalerConfig {
+    type Part = UpdateScale;
+
+    fn into_scale(self) -> Result<UpdateScale, UpdateError> {
+        IntoScale::<B>::into_scale(GradScaler::new(self)?)
+    }
+}
+
+impl<B: AutodiffBackend> IntoScale<B> for GradScaler {
+    type Part = UpdateScale;
+
+    fn into_scale(self) -> Result<UpdateScale, UpdateError> {
+        self.use_on_thread();
+        let id = OptimizerId::default();
+        self.shared.lock().register(&id);
+        Ok(UpdateScale {
+            scaler: self,
+            id,
+            updated: false,
+        })
+    }
+}
+
+impl From<AmpError> for UpdateError {
+    fn from(error: AmpError) -> Self {
+        Self::of_part(SCALE, error)
+    }
+}
+
+impl<B: AutodiffBackend> Stateful<B> for UpdateScale {
+    fn name(&self) -> String {
+        SCALE.to_owned()
+    }
+
+    fn save(&self) -> Option<PartState> {
+        let mut state = PartState::default();
+        let saved = self.scaler.shared.settled().to_record()?;
+        let LossScaleState {
+            scale,
+            growth_tracker,
+            hysteresis_left,
+        } = saved.loss_scale;
+        state.put_number("scale", scale.into());
+        state.put_integer("growth tracker", growth_tracker.into());
+        state.put_integer("hysteresis left", hysteresis_left.into());
+        let counters = saved.counters;
+        state.put_integer("steps", counters.steps);
+        state.put_integer("skipped", counters.skipped);
+        state.put_integer("skipped in a row", counters.skipped_in_a_row);
+        state.put_integer("non-finite losses in a row", counters.stillborn.into());
+        Some(state)
+    }
+
+    fn load(&mut self, mut state: PartState, _: &Device<B>) -> Result<(), UpdateError> {
+        let scale = state.take_number("scale")? as f32;
+        let mut integer = |name| state.take_integer(name);
+        let mut short = |name| integer(name).map(|value| value.try_into().unwrap_or(u32::MAX));
+        let loss_scale = LossScaleState {
+            scale,
+            growth_tracker: short("growth tracker")?,
+            hysteresis_left: short("hysteresis left")?,
+        };
+        let counters = Counters {
+            stillborn: short("non-finite losses in a row")?,
+            steps: integer("steps")?,
+            skipped: integer("skipped")?,
+            skipped_in_a_row: integer("skipped in a row")?,
+        };
+        let saved = ScalerState {
+            loss_scale,
+            counters,
+        };
+        self.scaler.shared.settled().load_record(Some(saved));
+        Ok(())
+    }
+}
+
+impl<B: AutodiffBackend> Scale<B> for UpdateScale {
+    fn is_enabled(&self) -> bool {
+        self.scaler.shared.lock().is_enabled()
+    }
+
+    fn backward(&self, backward: &mut dyn FnMut()) {
+        saying(Said::Scaler(self.scaler.clone()), backward);
+    }
+
+    fn step(&mut self, step: &mut dyn FnMut()) {
+        self.scaler.use_on_thread();
+        let ((), updated) = autocast::<Off, _>(|| self.scaler.marking(step));
+        self.updated = updated;
+    }
+
+    fn begin(&mut self, step: &Step<B::InnerBackend>) -> Result<bool, UpdateError> {
+        self.scaler.check()?;
+        let Some(half) = step.half_precision.clone() else {
+            return Ok(true);
+        };
+        let error = AmpError::HalfPrecisionParameter {
+            path: half.path,
+            dtype: half.dtype,
+        };
+        self.scaler.shared.lock().fail(error);
+        self.scaler.check()?;
+        Ok(false)
+    }
+
+    fn record(&mut self, step: &Step<B::InnerBackend>) -> Result<(), UpdateError> {
+        let mut state = self.scaler.shared.lock();
+        if !state.is_enabled() {
+            return Ok(());
+        }
+        // The micro-batches of a window that is flushed have been counted.
+        if let Some(verdict) = step.verdict.clone().filter(|_| !step.is_flush) {
+            let taken = shared_scale::Step {
+                optimizer: self.id.clone(),
+                is_update: step.updates(),
+            };
+            state.defer(taken, verdict);
+        }
+        state.absorb_known();
+        if !step.is_flush || self.updated {
+            state.stepped(&self.id, self.updated);
+        }
+        drop(state);
+        self.scaler.check()?;
+        Ok(())
+    }
+}

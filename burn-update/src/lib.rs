@@ -1,0 +1,91 @@
+//! The update of a training with Burn 0.21 as one pipeline: scale, accumulate, clip, any optimizer,
+//! groups of parameters, an average of the weights.
+//!
+//! ```
+//! use burn::{backend::Autodiff, optim::AdamWConfig, prelude::*};
+//! use burn_accum::{AccumConfig, ClipByNorm};
+//! use burn_amp::{Autocast, F16, GradScalerConfig};
+//! use burn_update::{AverageConfig, Update};
+//!
+//! type B = Autocast<Autodiff<burn_flex::Flex>, F16>;
+//! let device = Default::default();
+//! let mut model = nn::LinearConfig::new(4, 2).init::<B>(&device);
+//!
+//! let mut update = Update::new(AdamWConfig::new().init())
+//!     .clip_norm(1.0)?
+//!     .accumulate(AccumConfig::mean(4))?
+//!     .scale(GradScalerConfig::default())?
+//!     .average(AverageConfig::new(0.999))?;
+//!
+//! for _ in 0..4 {
+//!     let loss = model.forward(Tensor::<B, 2>::ones([8, 4], &device)).powi_scalar(2).mean();
+//!     let gradients = update.backward(&model, loss);
+//!     model = update.step(1e-3, model, gradients)?;
+//! }
+//! assert_eq!(update.updates(), 1);
+//! let _to_validate_with = update.averaged(&model)?;
+//! # Ok::<(), burn_update::UpdateError>(())
+//! ```
+//!
+//! The parts are of several crates: burn-amp has the scale, burn-accum the accumulation and the
+//! clipping; this crate has the order, the [groups](Groups) of parameters, the
+//! [average](AverageConfig) and the record. None of them knows another: what one part must know of
+//! another is a value of the [`Step`], which each method gets as an argument.
+//!
+//! In Burn's `Learner` an [`Update`] stands in place of the optimizer. It also answers
+//! burn-accum's `flush`.
+//!
+//! # Where things are
+//!
+//! | file | idea |
+//! |---|---|
+//! | `update` | [`Update`], the pipeline: the order of the parts |
+//! | `part` | what each kind of part is asked, and when |
+//! | `step` | [`Step`], what one part must know of another |
+//! | `arrived` | the gradients of one micro-step, from one device or several |
+//! | `loss` | what is differentiated |
+//! | `optimizer` | Burn's optimizers as a part, and an update as one of Burn's optimizers |
+//! | `groups` | parameters by path, each group with its optimizer |
+//! | `average` | the average of the weights |
+//! | `gradients` | gradients by path, for parts of one's own |
+//! | `record` | the saved state of all parts |
+//!
+//! # For maintainers: the place of a reduction over ranks
+//!
+//! It has no part yet. It belongs between the accumulation and the parts of one's own, and what
+//! burn-zero's `ZeroOptimizer` does (`optimizer/step.rs` there) says what it must be:
+//!
+//! - Its optimizer updates other parameters than the model: this rank's shards, a module of its
+//!   own. So a reduction is an [`Optimize`] of the model around an `Update` of the shards, which has
+//!   the clipping and the optimizer: it reduces, updates and publishes.
+//! - A sum that overflows on any rank leaves the update out on all: [`Optimize::update`] sets
+//!   [`Step::outcome`] back to [`Outcome::Waits`], and the accumulation and the scale see it.
+//! - The norm to clip by is over the shards of all ranks, so it is in [`Step::norm`] before the
+//!   clipping runs.
+//! - The accumulation and the check of a scale ask all ranks which gradients are not finite, and how
+//!   many items they have: burn-accum's `Deciding` is that question.
+
+mod arrived;
+mod average;
+mod error;
+mod gradients;
+mod groups;
+mod loss;
+mod optimizer;
+mod part;
+mod record;
+mod step;
+mod update;
+
+pub use arrived::{Arrived, items_id};
+pub(crate) use average::Average;
+pub use average::AverageConfig;
+pub use error::UpdateError;
+pub use gradients::map_gradients;
+pub use groups::{Group, Groups, Paths};
+pub use loss::Loss;
+pub use optimizer::BurnOptimizer;
+pub use part::{Accumulate, IntoAccumulate, IntoScale, Optimize, Part, Scale, Stateful};
+pub use record::{PartState, UpdateItem, UpdateRecord};
+pub use step::{HalfPrecision, Outcome, Step};
+pub use update::Update;

@@ -1,0 +1,224 @@
+//! Burn's optimizers as the last part of an update, and an update as one of Burn's optimizers.
+
+use core::marker::PhantomData;
+use std::collections::BTreeMap;
+
+use burn::module::AutodiffModule;
+use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
+use burn::record::{
+    DoublePrecisionSettings, FullPrecisionSettings, NamedMpkBytesRecorder, PrecisionSettings,
+    Recorder, RecorderError,
+};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{DType, Device, Element};
+use burn_decorator::message::{self, Message};
+
+use crate::{Optimize, PartState, Stateful, Step, Update, UpdateError, UpdateRecord};
+
+/// The name under which a record has what is of the whole update.
+pub(crate) const UPDATE: &str = "update";
+
+/// The name of the last part.
+pub(crate) const OPTIMIZER: &str = "optimizer";
+
+/// The value that holds an optimizer's own record.
+pub(crate) const RECORD: &str = "record";
+
+/// One of Burn's optimizers, as the last part of an update.
+pub struct BurnOptimizer<O, M> {
+    optimizer: O,
+    model: PhantomData<fn() -> M>,
+}
+
+impl<O, M> BurnOptimizer<O, M> {
+    /// Makes a part of `optimizer`.
+    pub(crate) fn new(optimizer: O) -> Self {
+        Self {
+            optimizer,
+            model: PhantomData,
+        }
+    }
+}
+
+impl<O: Clone, M> Clone for BurnOptimizer<O, M> {
+    fn clone(&self) -> Self {
+        Self::new(self.optimizer.clone())
+    }
+}
+
+impl<O, M, B> Stateful<B> for BurnOptimizer<O, M>
+where
+    O: Optimizer<M, B> + 'static,
+    M: AutodiffModule<B> + 'static,
+    B: AutodiffBackend,
+{
+    fn name(&self) -> String {
+        OPTIMIZER.to_owned()
+    }
+
+    fn save(&self) -> Option<PartState> {
+        let record = self.optimizer.to_record();
+        let bytes = if is_double::<B>() {
+            encode::<B, _, DoublePrecisionSettings>(record)
+        } else {
+            encode::<B, _, FullPrecisionSettings>(record)
+        };
+        let mut state = PartState::default();
+        let bytes = bytes.expect("an optimizer's record is written to memory");
+        state.put_bytes(RECORD, bytes);
+        Some(state)
+    }
+
+    fn load(&mut self, mut state: PartState, device: &Device<B>) -> Result<(), UpdateError> {
+        let bytes = state.take_bytes(RECORD)?;
+        let record = if is_double::<B>() {
+            decode::<B, _, DoublePrecisionSettings>(bytes, device)
+        } else {
+            decode::<B, _, FullPrecisionSettings>(bytes, device)
+        };
+        let record = record.map_err(|error| UpdateError::Unreadable {
+            part: state.part().to_owned(),
+            reason: error.to_string(),
+        })?;
+        self.optimizer = self.optimizer.clone().load_record(record);
+        Ok(())
+    }
+}
+
+/// Whether tensors have 64 bits: such a state is saved in f64, others in f32.
+fn is_double<B: Backend>() -> bool {
+    B::FloatElem::dtype() == DType::F64
+}
+
+fn encode<B, R, S>(record: R) -> Result<Vec<u8>, RecorderError>
+where
+    B: Backend,
+    R: burn::record::Record<B>,
+    S: PrecisionSettings,
+{
+    Recorder::<B>::record(&NamedMpkBytesRecorder::<S>::default(), record, ())
+}
+
+fn decode<B, R, S>(bytes: Vec<u8>, device: &Device<B>) -> Result<R, RecorderError>
+where
+    B: Backend,
+    R: burn::record::Record<B>,
+    S: PrecisionSettings,
+{
+    Recorder::<B>::load(&NamedMpkBytesRecorder::<S>::default(), bytes, device)
+}
+
+impl<O, M, B> Optimize<M, B> for BurnOptimizer<O, M>
+where
+    O: Optimizer<M, B> + 'static,
+    M: AutodiffModule<B> + 'static,
+    B: AutodiffBackend,
+{
+    /// # Errors
+    ///
+    /// [`UpdateError::WrapperInside`].
+    fn prepare(&mut self, model: M) -> Result<M, UpdateError> {
+        let nothing = GradientsParams::new();
+        let (model, inside) = message::describe(|| self.optimizer.step(0.0, model, nothing));
+        let what = if inside.loss_scaler {
+            "scales losses"
+        } else if inside.accumulation {
+            "accumulates gradients"
+        } else if inside.ranks {
+            "reduces gradients over ranks"
+        } else {
+            return Ok(model);
+        };
+        let optimizer = message::short_name::<O>();
+        Err(UpdateError::WrapperInside { optimizer, what })
+    }
+
+    fn update(
+        &mut self,
+        step: &mut Step<B::InnerBackend>,
+        model: M,
+        gradients: GradientsParams,
+    ) -> Result<M, UpdateError> {
+        Ok(self.optimizer.step(step.lr, model, gradients))
+    }
+}
+
+impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
+    /// Its state, to save with any of Burn's recorders.
+    pub fn record(&self) -> UpdateRecord<B> {
+        let mut parts = BTreeMap::new();
+        let mut own = PartState::default();
+        own.put_integer("updates", self.updates());
+        parts.insert(UPDATE.to_owned(), own);
+        for part in self.stateful() {
+            if let Some(state) = part.save() {
+                parts.insert(part.name(), state);
+            }
+        }
+        UpdateRecord::new(parts)
+    }
+
+    /// Continues from a record of an update with the same parts.
+    ///
+    /// # Errors
+    ///
+    /// [`UpdateError::RecordLacks`], [`UpdateError::RecordHas`], [`UpdateError::ValueMissing`],
+    /// [`UpdateError::Unreadable`].
+    pub fn load(mut self, mut record: UpdateRecord<B>) -> Result<Self, UpdateError> {
+        let device = record.device().clone();
+        if let Some(mut own) = record.take(UPDATE)? {
+            self.set_updates(own.take_integer("updates")?);
+        }
+        for part in self.stateful_mut() {
+            let name = part.name();
+            if !record.has(&name) && part.save().is_none() {
+                continue;
+            }
+            if let Some(state) = record.take(&name)? {
+                part.load(state, &device)?;
+            }
+        }
+        record.finish()?;
+        Ok(self)
+    }
+}
+
+/// Panics with the error: Burn's trait allows no other failure.
+fn raise<T>(result: Result<T, UpdateError>) -> T {
+    match result {
+        Ok(value) => value,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Optimizer<M, B> for Update<M, B> {
+    type Record = UpdateRecord<B>;
+
+    fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
+        match message::received() {
+            None => raise(Update::step(self, lr, module, grads)),
+            Some(Message::Flush) => message::answer(|| raise(self.flush(lr, module))),
+            Some(Message::Describe) => {
+                let (has_scale, has_windows) = self.has_scale_and_windows();
+                message::report(|inside| {
+                    inside.loss_scaler |= has_scale;
+                    inside.accumulation |= has_windows;
+                });
+                module
+            }
+            Some(Message::Ranks) => module,
+        }
+    }
+
+    fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
+        raise(Update::step(self, lr, module, grads))
+    }
+
+    fn to_record(&self) -> Self::Record {
+        self.record()
+    }
+
+    fn load_record(self, record: Self::Record) -> Self {
+        raise(self.load(record))
+    }
+}

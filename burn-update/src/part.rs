@@ -1,0 +1,235 @@
+//! The parts of an update: what each kind is asked, and when.
+
+use core::any::Any;
+
+use burn::module::AutodiffModule;
+use burn::optim::GradientsParams;
+use burn::tensor::Device;
+use burn::tensor::backend::AutodiffBackend;
+
+use crate::{Arrived, PartState, Step, UpdateError};
+
+/// What every part has: a name, and perhaps a state that a record keeps.
+pub trait Stateful<B: AutodiffBackend>: Any + Send {
+    /// The part's name in records and errors. No other part of the update has it.
+    fn name(&self) -> String;
+
+    /// Its state; `None`, the default, if it has none. It may wait for the device.
+    fn save(&self) -> Option<PartState> {
+        None
+    }
+
+    /// Continues from a saved state. Tensors belong on `device`.
+    ///
+    /// # Errors
+    ///
+    /// [`UpdateError::ValueMissing`], which the methods of [`PartState`] return.
+    fn load(&mut self, state: PartState, device: &Device<B>) -> Result<(), UpdateError> {
+        let _ = (state, device);
+        Ok(())
+    }
+}
+
+/// A part that changes the gradients of an update, or looks at the updated model: a filter, noise,
+/// an average of the weights, clipping. [`Update::with`](crate::Update::with) adds one.
+///
+/// Both methods are called for updates only: not for micro-batches that wait in a window, and not
+/// for steps that are skipped.
+pub trait Part<M: AutodiffModule<B>, B: AutodiffBackend>: Stateful<B> {
+    /// Changes the gradients of an update of `model`: true gradients, of the whole window.
+    ///
+    /// # Errors
+    ///
+    /// What stops the training. The update is not made.
+    fn gradients(
+        &mut self,
+        step: &mut Step<B::InnerBackend>,
+        model: &M,
+        gradients: GradientsParams,
+    ) -> Result<GradientsParams, UpdateError> {
+        let _ = (step, model);
+        Ok(gradients)
+    }
+
+    /// Looks at the model after the update.
+    ///
+    /// # Errors
+    ///
+    /// What stops the training.
+    fn updated(&mut self, step: &Step<B::InnerBackend>, model: &M) -> Result<(), UpdateError> {
+        let _ = (step, model);
+        Ok(())
+    }
+}
+
+/// The part that scales losses, and skips the steps whose gradients are not finite: burn-amp's
+/// `UpdateScale`.
+pub trait Scale<B: AutodiffBackend>: Stateful<B> {
+    /// Whether losses are scaled and steps skipped at all.
+    fn is_enabled(&self) -> bool;
+
+    /// Runs `backward`, in which the losses of this update are differentiated.
+    fn backward(&self, backward: &mut dyn FnMut());
+
+    /// Runs `step`, the parts inside of this one and the optimizer.
+    fn step(&mut self, step: &mut dyn FnMut());
+
+    /// Whether a step may be taken; `false` if the training is being stopped in another way.
+    ///
+    /// # Errors
+    ///
+    /// Why the training cannot go on: an earlier step's error, or a parameter in 16 bits.
+    fn begin(&mut self, step: &Step<B::InnerBackend>) -> Result<bool, UpdateError>;
+
+    /// Counts a step, and moves the scale.
+    ///
+    /// # Errors
+    ///
+    /// Why the training cannot go on, such as that the scale cannot be lowered any further.
+    fn record(&mut self, step: &Step<B::InnerBackend>) -> Result<(), UpdateError>;
+}
+
+/// The part that sums gradients until a window of micro-batches is complete: burn-accum's
+/// `Accumulation`.
+pub trait Accumulate<M: AutodiffModule<B>, B: AutodiffBackend>: Stateful<B> {
+    /// Adds a micro-step, and says in [`Step::verdict`] whether it is finite. One that is not is
+    /// left out.
+    ///
+    /// # Errors
+    ///
+    /// Why it cannot be added, such as that it does not count its items.
+    fn add(
+        &mut self,
+        step: &mut Step<B::InnerBackend>,
+        model: &M,
+        gradients: Arrived,
+    ) -> Result<(), UpdateError>;
+
+    /// The gradients of the window, if it is complete, or not empty and the step is a flush;
+    /// otherwise `None`, and also if its sum is not finite.
+    ///
+    /// # Errors
+    ///
+    /// Why they cannot be divided, or why the training cannot go on.
+    fn close(
+        &mut self,
+        step: &mut Step<B::InnerBackend>,
+        model: &M,
+    ) -> Result<Option<GradientsParams>, UpdateError>;
+
+    /// The end of the step, whose [`outcome`](Step::outcome) is known.
+    ///
+    /// # Errors
+    ///
+    /// Why the training cannot go on.
+    fn end(&mut self, step: &Step<B::InnerBackend>) -> Result<(), UpdateError>;
+}
+
+/// The last part, which changes the parameters: each of Burn's optimizers, and
+/// [`Groups`](crate::Groups).
+pub trait Optimize<M: AutodiffModule<B>, B: AutodiffBackend>: Stateful<B> {
+    /// Called once, before the first step with a model. It returns the model unchanged.
+    ///
+    /// # Errors
+    ///
+    /// Why this model cannot be updated.
+    fn prepare(&mut self, model: M) -> Result<M, UpdateError>;
+
+    /// Takes out what is not trained, before any other part sees the gradients.
+    ///
+    /// # Errors
+    ///
+    /// [`UpdateError::OtherModel`].
+    fn select(&self, model: &M, gradients: Arrived) -> Result<Arrived, UpdateError> {
+        let _ = model;
+        Ok(gradients)
+    }
+
+    /// Updates the model.
+    ///
+    /// # Errors
+    ///
+    /// Why it cannot be updated.
+    fn update(
+        &mut self,
+        step: &mut Step<B::InnerBackend>,
+        model: M,
+        gradients: GradientsParams,
+    ) -> Result<M, UpdateError>;
+}
+
+/// What becomes the [`Scale`] of an update: burn-amp's `GradScalerConfig` or `GradScaler`.
+pub trait IntoScale<B: AutodiffBackend> {
+    /// The part.
+    type Part: Scale<B> + Clone;
+
+    /// Makes the part.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the configuration.
+    fn into_scale(self) -> Result<Self::Part, UpdateError>;
+}
+
+/// What becomes the [`Accumulate`] of an update: burn-accum's `AccumConfig` or `Accumulation`.
+pub trait IntoAccumulate<M: AutodiffModule<B>, B: AutodiffBackend> {
+    /// The part.
+    type Part: Accumulate<M, B> + Clone;
+
+    /// Makes the part.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the configuration.
+    fn into_accumulate(self) -> Result<Self::Part, UpdateError>;
+}
+
+/// A part that can be cloned although its type is not known.
+pub(crate) struct Slot<T: ?Sized> {
+    pub(crate) part: Box<T>,
+    clone: fn(&T) -> Box<T>,
+}
+
+impl<T: ?Sized> Clone for Slot<T> {
+    fn clone(&self) -> Self {
+        Self {
+            part: (self.clone)(&self.part),
+            clone: self.clone,
+        }
+    }
+}
+
+macro_rules! slot {
+    ($(#[$doc:meta])* $new:ident, [$($generics:tt)*], $part:ident: $bound:path) => {
+        impl<$($generics)*> Slot<dyn $bound> {
+            $(#[$doc])*
+            pub(crate) fn $new<P: $bound + Clone>($part: P) -> Self {
+                Self {
+                    part: Box::new($part),
+                    clone: |part| {
+                        let any: &dyn Any = part;
+                        let part: &P = any.downcast_ref().expect("the type that it was made of");
+                        Box::new(part.clone())
+                    },
+                }
+            }
+        }
+    };
+}
+
+slot!(
+    /// Holds a scale.
+    of_scale, [B: AutodiffBackend], part: Scale<B>
+);
+slot!(
+    /// Holds an accumulation.
+    of_accumulate, [M: AutodiffModule<B> + 'static, B: AutodiffBackend], part: Accumulate<M, B>
+);
+slot!(
+    /// Holds an optimizer.
+    of_optimize, [M: AutodiffModule<B> + 'static, B: AutodiffBackend], part: Optimize<M, B>
+);
+slot!(
+    /// Holds a part of another kind.
+    of_part, [M: AutodiffModule<B> + 'static, B: AutodiffBackend], part: Part<M, B>
+);

@@ -1,0 +1,523 @@
+//! The pipeline.
+
+use burn::module::AutodiffModule;
+use burn::optim::{GradientsParams, LearningRate, Optimizer};
+use burn::tensor::backend::AutodiffBackend;
+use burn_decorator::gradient;
+use burn_decorator::non_finite::{Inspection, Probe, Verdict};
+
+use crate::part::Slot;
+use crate::step::{HalfPrecision, Outcome};
+use crate::{
+    Accumulate, Arrived, Average, BurnOptimizer, Groups, IntoAccumulate, IntoScale, Loss, Optimize,
+    Part, Scale, Stateful, Step, UpdateError,
+};
+
+/// An update of a model: scale, accumulate, your own parts, clip, optimizer, average, always in this
+/// order, each optional but the optimizer.
+///
+/// ```text
+/// step(gradients):
+///     accumulate:  sum += gradients if they are finite;  wait until the window is complete
+///     scale:       without an accumulation: skip the step if a gradient is not finite
+///     parts:       gradients = part(gradients), in the order in which they were added
+///     clip:        gradients *= min(1, max_norm / norm)
+///     optimizer:   parameters = optimizer(parameters, gradients)
+///     parts:       look at the updated model (the average of the weights)
+///     scale:       the outcome moves the scale
+/// ```
+///
+/// The order of the methods that add parts does not matter. What one part must know of another is
+/// a value of the [`Step`].
+///
+/// ```
+/// use burn::{backend::Autodiff, optim::AdamWConfig, prelude::*};
+/// use burn_accum::{AccumConfig, ClipByNorm};
+/// use burn_amp::{Autocast, F16, GradScalerConfig};
+/// use burn_update::Update;
+///
+/// type B = Autocast<Autodiff<burn_flex::Flex>, F16>;
+/// let device = Default::default();
+/// let mut model = nn::LinearConfig::new(4, 2).init::<B>(&device);
+///
+/// let mut update = Update::new(AdamWConfig::new().init())
+///     .clip_norm(1.0)?
+///     .accumulate(AccumConfig::mean(2))?
+///     .scale(GradScalerConfig::default())?;
+///
+/// for _ in 0..4 {
+///     let loss = model.forward(Tensor::<B, 2>::ones([8, 4], &device)).powi_scalar(2).mean();
+///     let gradients = update.backward(&model, loss);
+///     model = update.step(1e-3, model, gradients)?;
+/// }
+/// model = update.flush(1e-3, model)?; // the end of an epoch: a window that is open
+/// assert_eq!(update.updates(), 2);
+/// # let _ = model;
+/// # Ok::<(), burn_update::UpdateError>(())
+/// ```
+///
+/// It is an `Optimizer`, so that Burn's `Learner` takes it in place of one:
+/// `Learner::new(model, update, schedule)`. There `TrainStep::step` calls `loss.backward()` as
+/// always, and an error is a panic.
+///
+/// A clone has its own state, and shares the handles that its parts were made from, such as a
+/// `GradScaler`.
+pub struct Update<M: AutodiffModule<B> + 'static, B: AutodiffBackend> {
+    scale: Option<Slot<dyn Scale<B>>>,
+    inside: Inside<M, B>,
+    /// Whether the optimizer has seen the model.
+    is_prepared: bool,
+}
+
+/// What runs inside of the scale.
+pub(crate) struct Inside<M: AutodiffModule<B> + 'static, B: AutodiffBackend> {
+    accumulate: Option<Slot<dyn Accumulate<M, B>>>,
+    parts: Vec<Slot<dyn Part<M, B>>>,
+    clip: Option<Slot<dyn Part<M, B>>>,
+    average: Option<Average<B::InnerBackend>>,
+    optimizer: Slot<dyn Optimize<M, B>>,
+    /// Updates that were made.
+    updates: u64,
+}
+
+impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
+    /// An update of all parameters by one of Burn's optimizers.
+    pub fn new(optimizer: impl Optimizer<M, B> + 'static) -> Self {
+        Self::by(BurnOptimizer::new(optimizer))
+    }
+
+    /// An update of groups of parameters, each by its optimizer.
+    pub fn of_groups(groups: Groups<M, B>) -> Self {
+        Self::by(groups)
+    }
+
+    fn by(optimizer: impl Optimize<M, B> + Clone) -> Self {
+        let inside = Inside {
+            accumulate: None,
+            parts: Vec::new(),
+            clip: None,
+            average: None,
+            optimizer: Slot::<dyn Optimize<M, B>>::of_optimize(optimizer),
+            updates: 0,
+        };
+        Self {
+            scale: None,
+            inside,
+            is_prepared: false,
+        }
+    }
+
+    /// Scales losses, and skips the steps whose gradients are not finite: with burn-amp's
+    /// `GradScalerConfig`, or a `GradScaler`, which is also a handle to read the scale.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the configuration; [`UpdateError::SameName`].
+    pub fn scale(mut self, scale: impl IntoScale<B>) -> Result<Self, UpdateError> {
+        let scale = scale.into_scale()?;
+        self.check_name(&scale.name())?;
+        self.scale = Some(Slot::<dyn Scale<B>>::of_scale(scale));
+        Ok(self)
+    }
+
+    /// Makes an update of a window of micro-batches: with burn-accum's `AccumConfig`, or an
+    /// `Accumulation`, which has handles and further settings.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the configuration; [`UpdateError::SameName`].
+    pub fn accumulate(mut self, windows: impl IntoAccumulate<M, B>) -> Result<Self, UpdateError> {
+        let windows = windows.into_accumulate()?;
+        self.check_name(&windows.name())?;
+        let windows = Slot::<dyn Accumulate<M, B>>::of_accumulate(windows);
+        self.inside.accumulate = Some(windows);
+        Ok(self)
+    }
+
+    /// Clips the gradients that the optimizer gets: the last part before it. burn-accum's
+    /// `ClipNorm` is one, and `clip_norm(1.0)` of its trait adds it.
+    ///
+    /// # Errors
+    ///
+    /// [`UpdateError::SameName`].
+    pub fn clip(mut self, clip: impl Part<M, B> + Clone) -> Result<Self, UpdateError> {
+        self.check_name(&clip.name())?;
+        self.inside.clip = Some(Slot::<dyn Part<M, B>>::of_part(clip));
+        Ok(self)
+    }
+
+    /// Adds a part of your own. Of several, each gets the gradients that the one before returns.
+    ///
+    /// # Errors
+    ///
+    /// [`UpdateError::SameName`].
+    ///
+    /// ```
+    /// use burn::{backend::Autodiff, module::AutodiffModule, nn::{Linear, LinearConfig}, optim::*};
+    /// use burn::tensor::{Distribution, Tensor, backend::AutodiffBackend};
+    /// use burn_update::{Part, Stateful, Step, Update, UpdateError, map_gradients};
+    ///
+    /// /// Adds noise to the gradients.
+    /// #[derive(Clone)]
+    /// struct Noise {
+    ///     deviation: f64,
+    /// }
+    ///
+    /// impl<B: AutodiffBackend> Stateful<B> for Noise {
+    ///     fn name(&self) -> String {
+    ///         "noise".to_owned()
+    ///     }
+    /// }
+    ///
+    /// impl<M: AutodiffModule<B>, B: AutodiffBackend> Part<M, B> for Noise {
+    ///     fn gradients(
+    ///         &mut self,
+    ///         _: &mut Step<B::InnerBackend>,
+    ///         model: &M,
+    ///         gradients: GradientsParams,
+    ///     ) -> Result<GradientsParams, UpdateError> {
+    ///         let noise = Distribution::Normal(0.0, self.deviation);
+    ///         // Each gradient as a vector of its elements.
+    ///         Ok(map_gradients::<B, M>(model, gradients, |_path, gradient| {
+    ///             gradient.random_like(noise) + gradient
+    ///         }))
+    ///     }
+    /// }
+    ///
+    /// type B = Autodiff<burn_flex::Flex>;
+    /// let device = Default::default();
+    /// let model = LinearConfig::new(4, 2).init::<B>(&device);
+    /// let mut update = Update::new(SgdConfig::new().init()).with(Noise { deviation: 0.1 })?;
+    ///
+    /// let loss = model.forward(Tensor::<B, 2>::zeros([8, 4], &device)).sum() * 0.0;
+    /// let gradients = update.backward(&model, loss);
+    /// let noisy: Linear<B> = update.step(1.0, model.clone(), gradients)?;
+    /// assert_ne!(noisy.weight.val().into_data(), model.weight.val().into_data());
+    /// # Ok::<(), UpdateError>(())
+    /// ```
+    pub fn with(mut self, part: impl Part<M, B> + Clone) -> Result<Self, UpdateError> {
+        self.check_name(&part.name())?;
+        self.inside
+            .parts
+            .push(Slot::<dyn Part<M, B>>::of_part(part));
+        Ok(self)
+    }
+
+    /// Keeps an average of the weights: [`averaged`](Self::averaged) gives the model with them.
+    ///
+    /// # Errors
+    ///
+    /// [`UpdateError::InvalidValue`]; [`UpdateError::SameName`].
+    pub fn average(mut self, config: crate::AverageConfig) -> Result<Self, UpdateError> {
+        let average = Average::new(config)?;
+        self.check_name(&Stateful::<B>::name(&average))?;
+        self.inside.average = Some(average);
+        Ok(self)
+    }
+
+    /// The model with the averages of its weights, to validate with or to save; the rest of it, such
+    /// as running statistics, is as it is.
+    ///
+    /// # Errors
+    ///
+    /// [`UpdateError::NoAverage`], [`UpdateError::NotAveraged`].
+    pub fn averaged(&self, model: &M) -> Result<M::InnerModule, UpdateError> {
+        match &self.inside.average {
+            Some(average) => average.apply::<B, M>(model),
+            None => Err(UpdateError::NoAverage { has_part: false }),
+        }
+    }
+
+    /// Updates so far: steps of the optimizer, without those that were skipped.
+    pub fn updates(&self) -> u64 {
+        self.inside.updates
+    }
+
+    /// Differentiates a loss of `model`: a tensor, or burn-accum's `Counted`. The loss is scaled if
+    /// the update has a scale and the backend is burn-amp's `Autocast`; the gradients are the true
+    /// ones.
+    pub fn backward(&self, model: &M, loss: impl Loss<B>) -> GradientsParams {
+        let Some(scale) = &self.scale else {
+            return loss.backward(model);
+        };
+        let (mut loss, mut gradients) = (Some(loss), None);
+        scale.part.backward(&mut || {
+            gradients = loss.take().map(|loss| loss.backward(model));
+        });
+        gradients.expect("a scale runs backward once")
+    }
+
+    /// A step with the gradients of one micro-batch: of one device, or of several
+    /// (`MultiGradientsParams`).
+    ///
+    /// # Errors
+    ///
+    /// Those of the parts: the training cannot go on as it is. The model is gone with the step;
+    /// clone it before, which copies no tensor, to save it in that case.
+    pub fn step(
+        &mut self,
+        lr: LearningRate,
+        model: M,
+        gradients: impl Into<Arrived>,
+    ) -> Result<M, UpdateError> {
+        self.advance(lr, model, Some(gradients.into()))
+    }
+
+    /// Applies a window that is not complete, with its true weights: for the end of an epoch or of
+    /// the training. Nothing happens if there is none.
+    ///
+    /// # Errors
+    ///
+    /// As [`step`](Self::step).
+    pub fn flush(&mut self, lr: LearningRate, model: M) -> Result<M, UpdateError> {
+        self.advance(lr, model, None)
+    }
+
+    fn advance(
+        &mut self,
+        lr: LearningRate,
+        model: M,
+        arrived: Option<Arrived>,
+    ) -> Result<M, UpdateError> {
+        gradient::update(|| {
+            let model = self.prepare(model)?;
+            let mut step = Step::new(lr);
+            step.is_flush = arrived.is_none();
+            let arrived = match arrived {
+                Some(arrived) => Some(self.inside.receive(&mut step, &model, arrived)?),
+                None => None,
+            };
+            let Some(scale) = &mut self.scale else {
+                return self.inside.advance(&mut step, model, arrived, None);
+            };
+            step.is_scaled = scale.part.is_enabled();
+            let inspection = arrived.as_ref().filter(|_| step.is_scaled).map(|arrived| {
+                let probe = self.inside.probe();
+                let mut inspect = || Inspection::new::<B, M>(&model, arrived, probe);
+                around(&mut *scale.part, &mut inspect)
+            });
+            let half = inspection.as_ref().and_then(Inspection::half_precision);
+            step.half_precision = half.map(|(path, dtype)| HalfPrecision { path, dtype });
+            if !scale.part.begin(&step)? {
+                return Ok(model);
+            }
+            let mut arguments = Some((model, arrived, inspection));
+            let model = around(&mut *scale.part, &mut || {
+                let (model, arrived, inspection) = arguments.take().expect("the step is run once");
+                self.inside.advance(&mut step, model, arrived, inspection)
+            })?;
+            scale.part.record(&step)?;
+            Ok(model)
+        })
+    }
+
+    /// Shows the optimizer the model before the first step.
+    fn prepare(&mut self, model: M) -> Result<M, UpdateError> {
+        if self.is_prepared {
+            return Ok(model);
+        }
+        let model = self.inside.optimizer.part.prepare(model)?;
+        self.is_prepared = true;
+        Ok(model)
+    }
+
+    fn check_name(&self, name: &str) -> Result<(), UpdateError> {
+        let is_taken = name == crate::optimizer::UPDATE
+            || self.stateful().iter().any(|part| part.name() == name);
+        if is_taken {
+            let name = name.to_owned();
+            return Err(UpdateError::SameName { name });
+        }
+        Ok(())
+    }
+
+    /// Every part, with the state that the record keeps of it.
+    pub(crate) fn stateful(&self) -> Vec<&dyn Stateful<B>> {
+        let inside = &self.inside;
+        let mut all: Vec<&dyn Stateful<B>> = Vec::new();
+        if let Some(scale) = &self.scale {
+            all.push(&*scale.part);
+        }
+        if let Some(accumulate) = &inside.accumulate {
+            all.push(&*accumulate.part);
+        }
+        for part in inside.parts.iter().chain(&inside.clip) {
+            all.push(&*part.part);
+        }
+        if let Some(average) = &inside.average {
+            all.push(average);
+        }
+        all.push(&*inside.optimizer.part);
+        all
+    }
+
+    /// [`stateful`](Self::stateful), to load them.
+    pub(crate) fn stateful_mut(&mut self) -> Vec<&mut dyn Stateful<B>> {
+        let inside = &mut self.inside;
+        let mut all: Vec<&mut dyn Stateful<B>> = Vec::new();
+        if let Some(scale) = &mut self.scale {
+            all.push(&mut *scale.part);
+        }
+        if let Some(accumulate) = &mut inside.accumulate {
+            all.push(&mut *accumulate.part);
+        }
+        for part in inside.parts.iter_mut().chain(&mut inside.clip) {
+            all.push(&mut *part.part);
+        }
+        if let Some(average) = &mut inside.average {
+            all.push(average);
+        }
+        all.push(&mut *inside.optimizer.part);
+        all
+    }
+
+    /// Continues with this number of updates.
+    pub(crate) fn set_updates(&mut self, updates: u64) {
+        self.inside.updates = updates;
+    }
+
+    /// Whether it has a scale that is enabled, and whether it has an accumulation.
+    pub(crate) fn has_scale_and_windows(&self) -> (bool, bool) {
+        let is_enabled = |scale: &Slot<dyn Scale<B>>| scale.part.is_enabled();
+        let has_scale = self.scale.as_ref().is_some_and(is_enabled);
+        (has_scale, self.inside.accumulate.is_some())
+    }
+}
+
+/// Runs `run`, once, where the scale wants a step to run.
+fn around<R, B: AutodiffBackend>(scale: &mut dyn Scale<B>, run: &mut dyn FnMut() -> R) -> R {
+    let mut result = None;
+    scale.step(&mut || result = Some(run()));
+    result.expect("a scale runs the step once")
+}
+
+impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Inside<M, B> {
+    /// What a scale needs to know of the gradients: an accumulation looks at them itself.
+    fn probe(&self) -> Probe {
+        if self.accumulate.is_some() {
+            Probe::None
+        } else {
+            Probe::Sum
+        }
+    }
+
+    /// Takes out of the gradients what is none, and fills in the step.
+    fn receive(
+        &self,
+        step: &mut Step<B::InnerBackend>,
+        model: &M,
+        mut arrived: Arrived,
+    ) -> Result<Arrived, UpdateError> {
+        step.items = arrived.take_items::<B::InnerBackend>();
+        step.micro_batches = arrived.micro_batches();
+        let arrived = self.optimizer.part.select(model, arrived)?;
+        if self.accumulate.is_some() {
+            return Ok(arrived);
+        }
+        if !step.items.is_empty() {
+            return Err(UpdateError::ItemsWithoutAccumulation);
+        }
+        Ok(arrived.sum::<B, M>(model).into())
+    }
+
+    fn advance(
+        &mut self,
+        step: &mut Step<B::InnerBackend>,
+        model: M,
+        arrived: Option<Arrived>,
+        inspection: Option<Inspection<B::InnerBackend>>,
+    ) -> Result<M, UpdateError> {
+        let gradients = match (&mut self.accumulate, arrived) {
+            (Some(accumulate), arrived) => {
+                if let Some(arrived) = arrived {
+                    accumulate.part.add(step, &model, arrived)?;
+                }
+                accumulate.part.close(step, &model)?
+            }
+            (None, Some(arrived)) => if_finite::<B, M>(step, &model, arrived, inspection),
+            (None, None) => None,
+        };
+        let model = match gradients {
+            Some(gradients) => self.update(step, model, gradients)?,
+            None => model,
+        };
+        if let Some(accumulate) = &mut self.accumulate {
+            accumulate.part.end(step)?;
+        }
+        Ok(model)
+    }
+
+    fn update(
+        &mut self,
+        step: &mut Step<B::InnerBackend>,
+        model: M,
+        mut gradients: GradientsParams,
+    ) -> Result<M, UpdateError> {
+        for part in self.parts() {
+            gradients = part.gradients(step, &model, gradients)?;
+        }
+        step.outcome = Outcome::Updates;
+        let model = self.optimizer.part.update(step, model, gradients)?;
+        if !step.updates() {
+            return Ok(model);
+        }
+        self.updates += 1;
+        for part in self.parts() {
+            part.updated(step, &model)?;
+        }
+        Ok(model)
+    }
+
+    /// The parts between the accumulation and the optimizer, in their order.
+    fn parts(&mut self) -> Vec<&mut dyn Part<M, B>> {
+        let parts = self.parts.iter_mut().chain(&mut self.clip);
+        let mut parts: Vec<&mut dyn Part<M, B>> = parts.map(|slot| &mut *slot.part).collect();
+        if let Some(average) = &mut self.average {
+            parts.push(average);
+        }
+        parts
+    }
+}
+
+/// The gradients, unless a scale has them inspected and one is not finite.
+fn if_finite<B: AutodiffBackend, M: AutodiffModule<B>>(
+    step: &mut Step<B::InnerBackend>,
+    model: &M,
+    arrived: Arrived,
+    inspection: Option<Inspection<B::InnerBackend>>,
+) -> Option<GradientsParams> {
+    let Some(inspection) = inspection else {
+        return Some(arrived.into_one());
+    };
+    let (culprits, _) = inspection.culprits::<B, M>(model, &arrived, Vec::new());
+    let is_finite = culprits.is_empty();
+    step.verdict = Some(Verdict::known(culprits));
+    is_finite.then(|| arrived.into_one())
+}
+
+impl<M: AutodiffModule<B>, B: AutodiffBackend> Clone for Update<M, B> {
+    fn clone(&self) -> Self {
+        Self {
+            scale: self.scale.clone(),
+            inside: Inside {
+                accumulate: self.inside.accumulate.clone(),
+                parts: self.inside.parts.clone(),
+                clip: self.inside.clip.clone(),
+                average: self.inside.average.clone(),
+                optimizer: self.inside.optimizer.clone(),
+                updates: self.inside.updates,
+            },
+            is_prepared: self.is_prepared,
+        }
+    }
+}
+
+impl<M: AutodiffModule<B>, B: AutodiffBackend> core::fmt::Debug for Update<M, B> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let parts: Vec<_> = self.stateful().iter().map(|part| part.name()).collect();
+        f.debug_struct("Update")
+            .field("parts", &parts)
+            .field("updates", &self.updates())
+            .finish_non_exhaustive()
+    }
+}
