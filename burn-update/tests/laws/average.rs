@@ -99,9 +99,17 @@ fn running_statistics_are_the_models() {
     let sgd = SgdConfig::new().init();
     let mut update = Update::new(sgd).average(AverageConfig::new(0.5)).unwrap();
     for _ in 0..3 {
-        let rows = [[0.1, -0.4, 0.9, 0.3], [0.7, 0.2, -0.5, 0.6], [0.2, 0.8, 0.3, -0.9]];
+        let rows = [
+            [0.1, -0.4, 0.9, 0.3],
+            [0.7, 0.2, -0.5, 0.6],
+            [0.2, 0.8, 0.3, -0.9],
+        ];
         let x = Tensor::<F32, 2>::from_data(rows, &device);
-        let loss = model.norm.forward(model.linear.forward(x)).powi_scalar(3).sum();
+        let loss = model
+            .norm
+            .forward(model.linear.forward(x))
+            .powi_scalar(3)
+            .sum();
         let gradients = update.backward(&model, loss);
         model = update.step(LR, model, gradients).unwrap();
     }
