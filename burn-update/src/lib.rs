@@ -59,7 +59,7 @@
 //!   own. So a reduction is an [`Optimize`] of the model around an `Update` of the shards, which has
 //!   the clipping and the optimizer: it reduces, updates and publishes.
 //! - A sum that overflows on any rank leaves the update out on all: [`Optimize::update`] sets
-//!   [`Step::outcome`] back to [`Outcome::Waits`], and the accumulation and the scale see it.
+//!   [`Step::outcome`] back to [`StepOutcome::Waits`], and the accumulation and the scale see it.
 //! - The norm to clip by is over the shards of all ranks, so it is in [`Step::norm`] before the
 //!   clipping runs.
 //! - The accumulation and the check of a scale ask all ranks which gradients are not finite, and how
@@ -87,5 +87,5 @@ pub use loss::Loss;
 pub use optimizer::BurnOptimizer;
 pub use part::{Accumulate, IntoAccumulate, IntoScale, Optimize, Part, Scale, Stateful};
 pub use record::{PartState, UpdateItem, UpdateRecord};
-pub use step::{HalfPrecision, Outcome, Step};
+pub use step::{HalfPrecision, Step, StepOutcome};
 pub use update::Update;

@@ -38,12 +38,12 @@ pub struct Step<I: Backend> {
     /// The norm over all parameters before it was clipped, f32 `[1]`.
     pub norm: Option<Tensor<I, 1>>,
     /// What becomes of the step.
-    pub outcome: Outcome,
+    pub outcome: StepOutcome,
 }
 
 /// What becomes of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Outcome {
+pub enum StepOutcome {
     /// No parameter changes: its gradients wait in a window, or it is skipped.
     #[default]
     Waits,
@@ -72,12 +72,12 @@ impl<I: Backend> Step<I> {
             half_precision: None,
             verdict: None,
             norm: None,
-            outcome: Outcome::Waits,
+            outcome: StepOutcome::Waits,
         }
     }
 
     /// Whether the step updates parameters.
     pub fn updates(&self) -> bool {
-        self.outcome == Outcome::Updates
+        self.outcome == StepOutcome::Updates
     }
 }

@@ -7,7 +7,7 @@ use burn_decorator::gradient;
 use burn_decorator::non_finite::{Inspection, Probe, Verdict};
 
 use crate::part::Slot;
-use crate::step::{HalfPrecision, Outcome};
+use crate::step::{HalfPrecision, StepOutcome};
 use crate::{
     Accumulate, Arrived, Average, BurnOptimizer, Groups, IntoAccumulate, IntoScale, Loss, Optimize,
     Part, Scale, Stateful, Step, UpdateError,
@@ -456,7 +456,7 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Inside<M, B> {
         for part in self.parts() {
             gradients = part.gradients(step, &model, gradients)?;
         }
-        step.outcome = Outcome::Updates;
+        step.outcome = StepOutcome::Updates;
         let model = self.optimizer.part.update(step, model, gradients)?;
         if !step.updates() {
             return Ok(model);
