@@ -144,10 +144,11 @@ let mut update = Update::new(AdamWConfig::new().init()).clip_norm(1.0)?.accumula
 let gradients = update.backward(&model, loss);
 model = update.step(lr, model, gradients)?;
 
+    drop(model);
     Ok(())
 }
 
-fn burn_update_groups<B: AutodiffBackend>(in_blocks: fn(&str, &[usize]) -> bool) -> Update<Model<B>, B> {
+fn burn_update_groups<B: AutodiffBackend>(in_blocks: fn(&str, &[usize]) -> bool) {
     let adamw = AdamWConfig::new();
     let no_decay = AdamWConfig::new().with_weight_decay(0.0);
 
@@ -157,7 +158,7 @@ let groups = Groups::new(adamw.init()) // the rest
     .with("embedding", Group::frozen(Paths::glob("embedding.*")));
 let update = Update::of_groups(groups);
 
-    update
+    optimizes::<B>(&update);
 }
 
 fn burn_checkpoint(block: Linear<Autodiff<Remat<Cuda>>>, mut x: Tensor<Autodiff<Remat<Cuda>>, 2>) -> Done {
