@@ -303,7 +303,7 @@ fn encoder_decoder_with_a_budget_of_two_micro_batches() {
     let case = Case {
         micro_batches: 2,
         budget_bytes: Some(20 << 20),
-        ..once(&EncoderDecoder)
+        ..once(&EncoderDecoder(2))
     };
     case.check::<Autodiff<Remat<Flex>>, Autodiff<Remat<Meta>>>(
         "encoder and decoder, two micro-batches, a budget",
@@ -318,7 +318,7 @@ fn replays_under_a_budget_are_those_of_the_real_run() {
         let case = Case {
             micro_batches,
             budget_bytes: Some(20 << 20),
-            ..once(&EncoderDecoder)
+            ..once(&EncoderDecoder(2))
         };
         let real = case.run::<Autodiff<Remat<Flex>>, _>(&Default::default(), |model, step| {
             let model = step(model);
@@ -393,7 +393,7 @@ fn gpt_in_bf16() {
 #[test]
 fn encoder_decoder_in_f16() {
     let _turn = turn();
-    once(&EncoderDecoder).check::<Autocast<Autodiff<Flex>, F16>, Autocast<Autodiff<Meta>, F16>>(
+    once(&EncoderDecoder(2)).check::<Autocast<Autodiff<Flex>, F16>, Autocast<Autodiff<Meta>, F16>>(
         "encoder and decoder, f16",
     );
 }
@@ -401,7 +401,7 @@ fn encoder_decoder_in_f16() {
 #[test]
 fn encoder_decoder() {
     let _turn = turn();
-    once(&EncoderDecoder).check::<Autodiff<Flex>, Autodiff<Meta>>("encoder and decoder");
+    once(&EncoderDecoder(2)).check::<Autodiff<Flex>, Autodiff<Meta>>("encoder and decoder");
 }
 
 #[test]
@@ -413,7 +413,7 @@ fn cnn() {
 #[test]
 fn lstm() {
     let _turn = turn();
-    once(&Recurrent).check::<Autodiff<Flex>, Autodiff<Meta>>("lstm");
+    once(&Recurrent(32)).check::<Autodiff<Flex>, Autodiff<Meta>>("lstm");
 }
 
 #[test]

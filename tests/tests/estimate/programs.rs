@@ -103,8 +103,8 @@ impl Program for Cnn {
     }
 }
 
-/// A recurrent network.
-pub struct Recurrent;
+/// A recurrent network over sequences of this length.
+pub struct Recurrent(pub usize);
 
 /// The model of [`Recurrent`].
 #[derive(Module, Debug)]
@@ -128,14 +128,14 @@ impl Program for Recurrent {
         model: &RecurrentModel<B>,
         device: &B::Device,
     ) -> Tensor<B, 1> {
-        let x = Tensor::random([128, 32, 128], Distribution::Default, device);
+        let x = Tensor::random([128, self.0, 128], Distribution::Default, device);
         let (_, state) = model.lstm.forward(x, None);
         cross_entropy(model.output.forward(state.hidden))
     }
 }
 
-/// Encoder and decoder with padding and causal masks.
-pub struct EncoderDecoder;
+/// Encoder and decoder of so many layers each, with padding and causal masks.
+pub struct EncoderDecoder(pub usize);
 
 /// The model of [`EncoderDecoder`].
 #[derive(Module, Debug)]
@@ -151,8 +151,8 @@ impl Program for EncoderDecoder {
     fn model<B: AutodiffBackend>(&self, device: &B::Device) -> EncoderDecoderModel<B> {
         EncoderDecoderModel {
             tokens: EmbeddingConfig::new(512, 128).init(device),
-            encoder: TransformerEncoderConfig::new(128, 256, 4, 2).init(device),
-            decoder: TransformerDecoderConfig::new(128, 256, 4, 2).init(device),
+            encoder: TransformerEncoderConfig::new(128, 256, 4, self.0).init(device),
+            decoder: TransformerDecoderConfig::new(128, 256, 4, self.0).init(device),
         }
     }
 

@@ -206,7 +206,7 @@ fn fused_programs_take_what_is_estimated() {
     let _turn = turn();
     once(&Mlp(256)).check_fused::<Plain, PlainMeta>("wide layers with dropout");
     once(&Cnn).check_fused::<Plain, PlainMeta>("convolutions, batch norm, pooling");
-    once(&Recurrent).check_fused::<Plain, PlainMeta>("LSTM");
+    once(&Recurrent(8)).check_fused::<Plain, PlainMeta>("LSTM");
     once(&Gpt(2, Checkpoint::None)).check_fused::<Plain, PlainMeta>("GPT");
     let recomputed = [
         ("GPT, every block recomputed", Checkpoint::Block),
@@ -215,13 +215,13 @@ fn fused_programs_take_what_is_estimated() {
     for (name, checkpoint) in recomputed {
         once(&Gpt(2, checkpoint)).check_fused::<Recomputing, RecomputingMeta>(name);
     }
-    once(&EncoderDecoder).check_fused::<Autocast<Plain, F16>, Autocast<PlainMeta, F16>>(
+    once(&EncoderDecoder(1)).check_fused::<Autocast<Plain, F16>, Autocast<PlainMeta, F16>>(
         "encoder and decoder in f16",
     );
     let case = Case {
         micro_batches: 2,
-        budget_bytes: Some(20 << 20),
-        ..once(&EncoderDecoder)
+        budget_bytes: Some(10 << 20),
+        ..once(&EncoderDecoder(1))
     };
     case.check_fused::<Recomputing, RecomputingMeta>(
         "encoder and decoder, two micro-batches, a budget",
@@ -334,7 +334,7 @@ fn layers_take_what_is_estimated() {
     let _turn = turn();
     once(&Mlp(256)).check_on_vulkan::<Plain, PlainMeta>("wide layers with dropout");
     once(&Cnn).check_on_vulkan::<Plain, PlainMeta>("convolutions, batch norm, pooling");
-    once(&Recurrent).check_on_vulkan::<Plain, PlainMeta>("LSTM");
+    once(&Recurrent(8)).check_on_vulkan::<Plain, PlainMeta>("LSTM");
 }
 
 #[test]
@@ -345,13 +345,13 @@ fn transformers_take_what_is_estimated() {
         .check_on_vulkan::<Recomputing, RecomputingMeta>("GPT, every block recomputed");
     once(&Gpt(2, Checkpoint::Offload))
         .check_on_vulkan::<Recomputing, RecomputingMeta>("GPT, every block offloaded");
-    once(&EncoderDecoder).check_on_vulkan::<Autocast<Plain, F16>, Autocast<PlainMeta, F16>>(
+    once(&EncoderDecoder(1)).check_on_vulkan::<Autocast<Plain, F16>, Autocast<PlainMeta, F16>>(
         "encoder and decoder in f16",
     );
     let case = Case {
         micro_batches: 2,
-        budget_bytes: Some(20 << 20),
-        ..once(&EncoderDecoder)
+        budget_bytes: Some(10 << 20),
+        ..once(&EncoderDecoder(1))
     };
     case.check_on_vulkan::<Recomputing, RecomputingMeta>(
         "encoder and decoder, two micro-batches, a budget",
