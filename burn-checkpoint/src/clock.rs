@@ -3,16 +3,52 @@
 //! Gradients, and what an optimizer computes from them, get no recipe: a recipe would keep a step's
 //! whole tape for a tensor that is used at once, and the recipes of one step would refer to those
 //! of earlier steps. A gradient is the seed of a backward pass, or computed from it. A backward
-//! pass starts at its seed, a forward pass at an operation that only forward passes run.
+//! pass starts at its seed, an update when an optimizer of Burn compares the devices of a gradient
+//! and its parameter, a forward pass at an operation that only forward passes run.
 
 use std::cell::Cell;
 
 thread_local! {
     static OPERATIONS: Cell<u64> = const { Cell::new(0) };
-    /// Whether the float tensor whose device was read last is a gradient that backward works on.
-    /// Then a new tensor is no seed of another backward pass: autodiff reads the device of the loss
-    /// before it makes the seed, that of a gradient before the ones of a mean or sum.
-    pub(crate) static AT_GRADIENT: Cell<bool> = const { Cell::new(false) };
+    static DEVICE_READ: Cell<DeviceRead> = const {
+        Cell::new(DeviceRead { of: Read::Other, after_operation: 0 })
+    };
+}
+
+/// The float tensor whose device was read last.
+#[derive(Clone, Copy)]
+struct DeviceRead {
+    of: Read,
+    after_operation: u64,
+}
+
+/// What a float tensor is whose device is read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Read {
+    /// A gradient of this step that nothing else refers to.
+    Gradient,
+    /// What an earlier step's gradients became: a parameter, or state of an optimizer.
+    State,
+    Other,
+}
+
+/// Notes that the device of a float tensor is read. Returns whether this begins an update: of the
+/// programs that run after a gradient was made, only an optimizer reads the device of a parameter
+/// right after that of a gradient.
+pub(crate) fn reads_device(of: Read) -> bool {
+    let after_operation = now();
+    let last = DEVICE_READ.replace(DeviceRead {
+        of,
+        after_operation,
+    });
+    last.of == Read::Gradient && of != Read::Gradient && last.after_operation == after_operation
+}
+
+/// Whether the float tensor whose device was read last is one that backward works on. Then a new
+/// tensor is no seed of another backward pass: autodiff reads the device of the loss before it
+/// makes the seed, that of a gradient before the ones of a mean or sum.
+pub(crate) fn is_at_gradient() -> bool {
+    DEVICE_READ.get().of != Read::Other
 }
 
 /// Counts an operation of this thread, and returns its number.
@@ -37,13 +73,15 @@ pub(crate) enum Phase {
     Forward,
     /// Tensors computed from the seed are not recorded.
     Backward,
+    /// As [`Self::Backward`], but the pass is over: the tape has released what it kept.
+    Update,
 }
 
-/// The number of a step and where in it a thread is. A step begins with its backward pass.
+/// The number of a step and where in it a thread is. A step begins with a forward pass; or with a
+/// backward pass that follows another one, if no forward pass was noticed in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Step {
     pub phase: Phase,
-    /// Backward passes so far.
     pub number: u64,
 }
 
@@ -55,7 +93,7 @@ impl Step {
 
     /// Where in a step a thread is once a pass has begun.
     pub fn begin(self, phase: Phase) -> Self {
-        let begins = phase == Phase::Backward && self.phase == Phase::Forward;
+        let begins = phase != Phase::Update && self.phase != Phase::Forward;
         Self {
             phase,
             number: self.number + u64::from(begins),
@@ -69,4 +107,6 @@ pub(crate) enum Lineage {
     Activation,
     /// The seed of a backward pass, or what was computed from it.
     Gradient,
+    /// What was computed after a forward pass from state alone: from what earlier steps left.
+    State,
 }

@@ -10,7 +10,7 @@ use burn_decorator::cell::{Scope, with_value};
 use parking_lot::Mutex;
 
 use crate::budget::MemoryBudget;
-use crate::clock::{self, Phase, Step};
+use crate::clock::{self, Phase, Read, Step};
 use crate::entry::AnyEntry;
 use crate::memory::{Installed, MemoryStats};
 use crate::op::OpInfo;
@@ -267,16 +267,28 @@ fn counters() -> Vec<Arc<MemoryStats>> {
 pub(crate) fn begin(phase: Phase) -> Option<Step> {
     let installed = CONTEXT.with_borrow(|context| context.budget().cloned())?;
     let (before, step) = FLAGS.with(|flags| (flags.begin(phase), flags.step.get()));
-    // Also backward after backward: the forward pass in between was not noticed.
-    if phase == Phase::Backward || before.phase != phase {
-        for budget in installed.budgets() {
-            match phase {
-                Phase::Forward => budget.forward_begins(),
-                Phase::Backward => budget.backward_begins(),
-            }
+    for budget in installed.budgets() {
+        match (before.phase, phase) {
+            (Phase::Forward, Phase::Forward) | (Phase::Update, Phase::Update) => {}
+            (_, Phase::Forward) => budget.forward_begins(step),
+            (_, Phase::Update) => budget.backward_is_over(step),
+            // Also after backward: the forward pass in between was not noticed.
+            (_, Phase::Backward) => budget.backward_begins(step),
         }
     }
     Some(step)
+}
+
+/// Where in a step the thread is.
+pub(crate) fn step() -> Step {
+    FLAGS.with(|flags| flags.step.get())
+}
+
+/// Notes that the device of a float tensor is read, which may begin an update.
+pub(crate) fn reads_device(of: Read) {
+    if clock::reads_device(of) && step().phase == Phase::Backward {
+        begin(Phase::Update);
+    }
 }
 
 /// Opens a scope.

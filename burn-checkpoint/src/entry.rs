@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::ahead::UploadPlace;
-use crate::clock::Lineage;
+use crate::clock::{Lineage, Step};
 use crate::op::OpInfo;
 use crate::policy::{Policy, SavePolicy};
 use crate::region::Region;
@@ -40,6 +40,8 @@ pub(crate) trait AnyEntry: Send + Sync {
     /// If the node is resident, drops its recipe and its host copy: the storage stays. Otherwise
     /// does nothing.
     fn settle(&self);
+    /// Brings the node back and settles it.
+    fn settle_back(self: Arc<Self>);
     /// Takes it out of the counters: it is state that outlives its step.
     fn retire(&self);
     /// Called at the end of the scope whose result this node is. Moves the node to the outer scope;
@@ -75,8 +77,18 @@ pub(crate) struct NodeInfo {
     pub retired: bool,
     pub op: &'static OpInfo,
     pub lineage: Lineage,
+    /// When it was made.
+    pub step: Step,
+    pub is_float: bool,
     /// Its place among the results of its budget.
     pub place: u64,
+}
+
+impl NodeInfo {
+    /// Whether it was made in an earlier part of this step, or before it.
+    pub fn is_before(&self, step: Step) -> bool {
+        self.step.number < step.number || self.step.phase != step.phase
+    }
 }
 
 /// Evicts a node, after a comparison in verify mode.

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::clock::{Phase, Step};
+use crate::clock::{Lineage, Phase, Step};
 use crate::extent::Extent;
 use crate::memory::MemoryStats;
 
@@ -17,8 +17,8 @@ use crate::memory::MemoryStats;
 pub struct Gradient(Arc<Marked>);
 
 struct Marked {
-    /// The step in whose backward pass it was made.
-    step: u64,
+    /// The step in whose backward pass it was made; `None` if it was computed from state.
+    step: Option<u64>,
     /// Whether it is new there, or computed from such a tensor without a recipe. What is computed
     /// from it need not be a gradient.
     is_constant: bool,
@@ -40,20 +40,22 @@ enum Counted {
 }
 
 impl Gradient {
-    /// Counts the bytes of a new storage; `None` without a budget.
+    /// Counts the bytes of a new storage: of a gradient, of state, or of a constant, which has the
+    /// lineage of activations. `None` without a budget.
     pub(crate) fn new(
         memory: Arc<MemoryStats>,
         extent: Extent,
         step: Step,
-        is_constant: bool,
+        lineage: Lineage,
         is_contiguous: bool,
     ) -> Option<Self> {
+        let is_constant = lineage == Lineage::Activation;
         let marked = memory.budget()?.marked(is_constant);
         let retired = marked.lock().add(extent.bytes);
         memory.counts.add(extent.bytes);
         let counted = Counted::Here(memory, retired);
         Some(Self(Arc::new(Marked {
-            step: step.number,
+            step: (lineage != Lineage::State).then_some(step.number),
             is_constant,
             is_contiguous,
             views: AtomicUsize::new(0),
@@ -83,7 +85,7 @@ impl Gradient {
     /// Whether it was made in this backward pass.
     #[inline]
     pub(crate) fn is_of(&self, step: Step) -> bool {
-        step.phase == Phase::Backward && step.number == self.0.step
+        step.phase != Phase::Forward && Some(step.number) == self.0.step
     }
 
     #[inline]

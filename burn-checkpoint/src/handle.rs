@@ -9,7 +9,7 @@ use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, Shape, TensorData, TensorMetadata};
 
 use crate::call::Call;
-use crate::clock::Lineage;
+use crate::clock::{Lineage, Read, Step};
 use crate::entry::Origin;
 use crate::gradient::Gradient;
 use crate::kind::{Kind, SAME_KIND};
@@ -172,17 +172,24 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
         }
     }
 
-    /// Whether it is a gradient with a single handle: an intermediate one of autodiff.
-    pub(crate) fn is_passing_gradient(&self) -> bool {
-        match self {
-            Self::Resident(_, gradient) => {
-                let is_passing = |mark: &Gradient| !mark.is_constant() && mark.has_one_handle();
-                gradient.as_ref().is_some_and(is_passing)
+    /// What code that reads its device in this step reads that of.
+    pub(crate) fn read(&self, step: Step) -> Read {
+        let (is_passing, is_of_step) = match self {
+            Self::Resident(_, None) => return Read::Other,
+            Self::Resident(_, Some(mark)) => {
+                let is_passing = !mark.is_constant() && mark.has_one_handle();
+                (is_passing, mark.is_of(step))
             }
             Self::Managed(managed) => {
                 let meta = &managed.node().meta;
-                meta.lineage == Lineage::Gradient && meta.users() == 1
+                let is_passing = meta.lineage == Lineage::Gradient && meta.users() == 1;
+                (is_passing, meta.step.number == step.number)
             }
+        };
+        match (is_passing, is_of_step) {
+            (true, true) => Read::Gradient,
+            (true, false) => Read::State,
+            (false, _) => Read::Other,
         }
     }
 

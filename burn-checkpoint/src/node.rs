@@ -13,7 +13,7 @@ use burn_decorator::cell::Scope;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::ahead::UploadPlace;
-use crate::clock::Lineage;
+use crate::clock::{Lineage, Step};
 use crate::entry::{AnyEntry, Origin};
 use crate::error::OpResult;
 use crate::extent::Extent;
@@ -206,8 +206,8 @@ pub(crate) struct TensorMeta<B: Backend> {
     pub memory: Arc<MemoryStats>,
     /// Estimated nanoseconds to run the operation again.
     pub cost_ns: f32,
-    /// The step of the thread's budget in which it was made.
-    pub step: u64,
+    /// When it was made, under a budget.
+    pub step: Step,
     pub lineage: Lineage,
 }
 
@@ -246,7 +246,7 @@ impl<B: Backend> TensorMeta<B> {
             users: AtomicU32::new(0),
             memory,
             cost_ns: 0.0,
-            step: 0,
+            step: Step::FIRST,
             lineage: Lineage::Activation,
         }
     }

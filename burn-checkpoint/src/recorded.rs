@@ -60,6 +60,8 @@ impl<B: Backend> AnyEntry for Node<B> {
             retired: owner.retired.load(Ordering::Acquire),
             op: self.meta.op,
             lineage: self.meta.lineage,
+            step: self.meta.step,
+            is_float: self.meta.dtype.is_float(),
             place: self.meta.place,
         }
     }
@@ -201,6 +203,14 @@ impl<B: Backend> AnyEntry for Node<B> {
             drop(state);
             drop(unneeded);
         }
+        if let Some(owner) = &self.meta.group {
+            forget_if_only_viewed(owner.node());
+        }
+    }
+
+    fn settle_back(self: Arc<Self>) {
+        replay::bring_back([self.clone()]);
+        self.settle();
     }
 
     fn retire(&self) {
@@ -263,4 +273,21 @@ impl<B: Backend> AnyEntry for Node<B> {
             _ => self.meta.cost_ns,
         }
     }
+}
+
+/// Drops the recipe of a tensor that nothing can bring back any more: it has no handles, and only
+/// its views refer to it, by which their bytes are counted.
+fn forget_if_only_viewed<B: Backend>(owner: &Arc<Node<B>>) {
+    let mut state = owner.state.lock();
+    let views = state.views.iter().filter(|view| view.strong_count() > 0);
+    if owner.meta.users() > 0
+        || Arc::strong_count(owner) > views.count()
+        || state.origin != Origin::Recorded
+    {
+        return;
+    }
+    state.origin = Origin::Fixed;
+    let recipe = state.recipe.take();
+    drop(state);
+    drop(recipe);
 }

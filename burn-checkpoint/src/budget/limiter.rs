@@ -13,11 +13,13 @@ use super::memo::Memo;
 use super::need::Needs;
 use super::settings::MemoryBudget;
 use super::thrashing::Thrashing;
-use crate::clock::{self, Lineage};
-use crate::entry::{self, AnyEntry};
+use crate::clock::{self, Lineage, Phase, Step};
+use crate::entry::{self, AnyEntry, Origin};
 use crate::error::{Need, size};
 use crate::snapshot::Snapshot;
 use crate::stats::{Counts, MarkedBytes};
+use crate::tiny;
+use crate::work::Work;
 
 /// After a search that found too little to evict, the next one waits until live bytes have grown by
 /// one part in so many.
@@ -29,14 +31,31 @@ const EXPECTED: usize = 8192;
 /// Bytes of an f64.
 const LARGEST_ELEMENT_BYTES: u64 = 8;
 
+/// When backward begins, results of together at most this part of the live bytes are settled.
+const SMALL_PART: u64 = 16;
+
+/// Up to so many tensors a budget does not ask whether most of them are kept by recipes alone.
+const FEW_TENSORS: usize = 64;
+
+/// A tape keeps more than one in so many of the tensors that are recorded. Where fewer have
+/// handles, there is no tape.
+const TAPE_PART: usize = 16;
+
 /// The budget of one device.
 pub(crate) struct Budget {
     pub settings: MemoryBudget,
     start: Instant,
     /// `u64::MAX` while it is measured.
     limit: AtomicU64,
+    /// The most bytes of the first forward and backward pass, if the limit is a fraction of them; 0
+    /// until these are over.
+    measured: AtomicU64,
     /// Whether the backward pass of the step under way has begun.
     differentiated: AtomicBool,
+    /// Whether the step under way has evicted a tensor with handles.
+    is_needed: AtomicBool,
+    /// Whether the step before did; also in the first step.
+    was_needed: AtomicBool,
     pub counts: Arc<Counts>,
     /// Of gradients that are no nodes.
     gradients: Mutex<MarkedBytes>,
@@ -71,8 +90,6 @@ struct Known {
     place: u64,
     /// `None` once it is dropped.
     node: Option<Weak<dyn AnyEntry>>,
-    /// Whether it is a single number.
-    is_single: bool,
 }
 
 impl Known {
@@ -132,7 +149,10 @@ impl Budget {
             settings,
             start: Instant::now(),
             limit: AtomicU64::new(settings.bytes),
+            measured: AtomicU64::new(0),
             differentiated: AtomicBool::new(false),
+            is_needed: AtomicBool::new(false),
+            was_needed: AtomicBool::new(true),
             counts,
             gradients: Mutex::default(),
             constants: Mutex::default(),
@@ -155,13 +175,22 @@ impl Budget {
         Some(self.limit.load(Ordering::Relaxed)).filter(|limit| *limit < u64::MAX)
     }
 
-    /// Sets a limit that is a fraction, once the first step is over: of that step's peak, gradients
-    /// included.
-    fn measured(&self) {
+    /// The first forward and backward pass are over: measures what they took, gradients included,
+    /// without so many bytes of state.
+    fn measure(&self, state_bytes: u64) {
+        if self.settings.fraction.is_some() && self.measured.load(Ordering::Relaxed) == 0 {
+            let peak = self.counts.highest().saturating_sub(state_bytes);
+            self.measured.store(peak, Ordering::Relaxed);
+        }
+    }
+
+    /// Sets a limit that is a fraction, once the first step is over.
+    fn set_measured_limit(&self) {
         if let Some(fraction) = self.settings.fraction
             && self.limit().is_none()
         {
-            let limit = (self.counts.highest() as f64 * fraction) as u64;
+            let measured = self.measured.load(Ordering::Relaxed);
+            let limit = (measured as f64 * fraction) as u64;
             self.limit.store(limit, Ordering::Relaxed);
             let need = self.needs.largest();
             if self.settings.strict && need.bytes() > limit {
@@ -170,23 +199,91 @@ impl Budget {
         }
     }
 
-    pub fn backward_begins(&self) {
+    pub fn backward_begins(&self, step: Step) {
         if self.differentiated.swap(true, Ordering::Relaxed) {
             // Where no begin of a forward pass was noticed, the step before ends here.
-            self.measured();
+            let new_bytes = self.settle_state(step);
+            self.measure(new_bytes);
+            self.set_measured_limit();
             self.step_is_over();
         }
-        // Drops the recipes of single numbers: a loss that the training loop holds would keep the
-        // whole forward pass.
-        let nodes = self.nodes.lock();
-        let single = nodes.all.iter().filter(|known| known.is_single);
-        let single: Vec<_> = single.filter_map(Known::node).collect();
-        drop(nodes);
-        for node in single {
-            if node.info().users > 0 {
-                node.settle();
+        self.settle_small_results();
+    }
+
+    /// Settles single numbers, and of the results that nothing was computed from the smallest,
+    /// together at most a 16th of the live bytes: running statistics, metrics. A loss that the
+    /// training loop holds would keep the whole forward pass.
+    fn settle_small_results(&self) {
+        let mut results = Vec::new();
+        for node in self.alive() {
+            let info = node.info();
+            if info.users == 0 || !info.resident || info.origin == Origin::Fixed {
+                continue;
+            }
+            let is_single = info.owner_bytes <= LARGEST_ELEMENT_BYTES;
+            if is_single || tiny::is_end(&node) {
+                results.push((if is_single { 0 } else { info.owner_bytes }, node));
             }
         }
+        results.sort_by_key(|(bytes, _)| *bytes);
+        let mut left = self.live() / SMALL_PART;
+        for (bytes, node) in results {
+            if bytes > left {
+                break;
+            }
+            left -= bytes;
+            node.settle();
+        }
+    }
+
+    /// The backward pass is over, and the tape has released what it kept: what is left is state.
+    pub fn backward_is_over(&self, step: Step) {
+        let new_bytes = self.settle_state(step);
+        self.measure(new_bytes);
+    }
+
+    /// Settles what is left of steps that are over, and counts it no more. Returns the bytes of new
+    /// tensors among it, such as parameters that were made in the first step.
+    ///
+    /// A tape that is still to be differentiated may hold a tensor too. So of what the last forward
+    /// pass made only results are settled that nothing was computed from; the rest follows one step
+    /// later. So does everything where one backward pass follows another: a forward pass that was
+    /// not noticed may lie between them.
+    fn settle_state(&self, step: Step) -> u64 {
+        let is_left = |node: &Arc<dyn AnyEntry>| {
+            let info = node.info();
+            let is_result = || info.resident && info.is_float && tiny::is_end(node);
+            let is_old = info.step.number + 1 < step.number;
+            let is_over = is_old || step.phase != Phase::Backward && info.is_before(step);
+            let is_state = match info.origin {
+                Origin::Fixed => is_over,
+                Origin::Recorded | Origin::Hosted => {
+                    is_old || is_over && (info.step.phase != Phase::Forward || is_result())
+                }
+                Origin::Delivered => false,
+            };
+            let counts = info.users > 0 && !info.retired && info.lineage == Lineage::Activation;
+            (counts && is_state).then_some(info)
+        };
+        // All are chosen before any is settled: to settle a result makes results of its operands.
+        let alive = self.alive();
+        let left: Vec<_> = alive
+            .iter()
+            .filter_map(|node| Some((is_left(node)?, node.clone())))
+            .collect();
+        drop(alive);
+        let mut new_bytes = 0;
+        for (info, node) in left {
+            let is_new = info.op.work == Work::New || info.op.name.ends_with("_random");
+            if is_new {
+                new_bytes += info.owner_bytes;
+            }
+            if info.origin != Origin::Fixed {
+                node.clone().settle_back();
+            }
+            node.retire();
+        }
+        new_bytes
     }
 
     /// Ends a step: counts it if it thrashed, and logs its largest need if that exceeds the limit.
@@ -202,7 +299,12 @@ impl Budget {
     /// A step is over, and its gradients are state.
     fn ends_step(&self) {
         if self.differentiated.swap(false, Ordering::Relaxed) {
-            self.measured();
+            if self.limit().is_some() {
+                let was_needed = self.is_needed.swap(false, Ordering::Relaxed);
+                self.was_needed.store(was_needed, Ordering::Relaxed);
+            }
+            self.measure(0);
+            self.set_measured_limit();
         }
         self.step_is_over();
         self.counts.remove(self.gradients.lock().retire());
@@ -210,10 +312,14 @@ impl Budget {
 
     /// A forward pass begins: live tensors that descend from gradients are state, and no longer
     /// counted.
-    pub fn forward_begins(&self) {
+    pub fn forward_begins(&self, step: Step) {
+        let new_bytes = self.settle_state(step);
+        if self.differentiated.load(Ordering::Relaxed) {
+            self.measure(new_bytes);
+        }
         self.ends_step();
         for node in self.alive() {
-            if node.info().lineage == Lineage::Gradient {
+            if node.info().lineage != Lineage::Activation {
                 node.retire();
             }
         }
@@ -309,6 +415,9 @@ impl Budget {
         let known = self.nodes.lock().repeat(key);
         let goes_on = known.is_some();
         if let Some((members, made_room)) = known {
+            if members.iter().any(|member| member.info().users > 0) {
+                self.is_needed.store(true, Ordering::Relaxed);
+            }
             members.into_iter().for_each(entry::evict);
             if fits() == made_room {
                 return (made_room, 0);
@@ -329,6 +438,9 @@ impl Budget {
                 break;
             };
             drop(nodes);
+            if group.has_users {
+                self.is_needed.store(true, Ordering::Relaxed);
+            }
             group.members.iter().cloned().for_each(entry::evict);
             nodes = self.nodes.lock();
             for member in group.members {
@@ -367,9 +479,13 @@ impl Budget {
     }
 
     /// Whether a branch point, which several recipes start from, keeps its storage without handles:
-    /// in forward, once there is a limit.
+    /// in forward, if tensors with handles are evicted. Otherwise the limit is above all that a step
+    /// without it would hold, and storages that only replays need would raise the peak.
     pub fn keeps_branch_points(&self) -> bool {
-        !self.differentiated.load(Ordering::Relaxed) && self.limit().is_some()
+        let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
+        !is(&self.differentiated)
+            && self.limit().is_some()
+            && (is(&self.was_needed) || is(&self.is_needed))
     }
 
     /// Evicts an eighth of what is live. Returns the bytes that this frees.
@@ -421,20 +537,42 @@ impl Budget {
     }
 
     /// Adds the new node at this place, of so many bytes.
-    pub fn register(&self, place: u64, node: Weak<dyn AnyEntry>, bytes: u64) {
+    pub fn register(&self, place: u64, node: Weak<dyn AnyEntry>) {
         let mut nodes = self.nodes.lock();
         debug_assert!(nodes.all.last().is_none_or(|last| last.place < place));
         nodes.all.push(Known {
             place,
             node: Some(node),
-            is_single: bytes <= LARGEST_ELEMENT_BYTES,
         });
         if nodes.all.len() > nodes.tidy_at {
             let is_alive = |node: &Weak<dyn AnyEntry>| node.strong_count() > 0;
             let all = &mut nodes.all;
             all.retain(|known| known.node.as_ref().is_some_and(is_alive));
             nodes.tidy_at = nodes.all.len() * 3 / 2 + 64;
+            let may_have_no_tape = nodes.all.len() > FEW_TENSORS;
+            drop(nodes);
+            if may_have_no_tape {
+                self.settle_without_tape();
+            }
         }
+    }
+
+    /// Settles every tensor with handles if almost all others are kept by recipes alone: there is
+    /// no tape that would use these, and the recipes of a state that is carried on, such as a cache
+    /// of keys and values, would reach through all that was ever computed.
+    fn settle_without_tape(&self) {
+        let alive = self.alive();
+        let is_used = |node: &&Arc<dyn AnyEntry>| {
+            let info = node.info();
+            info.users > 0 && matches!(info.origin, Origin::Recorded | Origin::Hosted)
+        };
+        let used: Vec<_> = alive.iter().filter(is_used).cloned().collect();
+        if used.len() * TAPE_PART > alive.len() {
+            return;
+        }
+        drop(alive);
+        used.into_iter().for_each(AnyEntry::settle_back);
+        self.nodes.lock().tidy_at = 0;
     }
 
     /// Removes a node that is being dropped: what refers to it would keep its allocation.

@@ -37,7 +37,7 @@ impl Need {
             let why = match info.origin {
                 _ if info.locked || info.last_used == now => Why::InUse,
                 Origin::Recorded | Origin::Delivered | Origin::Hosted => Why::Evictable,
-                Origin::Fixed if info.lineage == Lineage::Gradient => Why::Gradient,
+                Origin::Fixed if info.lineage != Lineage::Activation => Why::Gradient,
                 Origin::Fixed if matches!(info.op.work, Work::New | Work::Fixed) => Why::Random,
                 Origin::Fixed => Why::Kept,
             };

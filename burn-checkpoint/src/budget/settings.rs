@@ -51,14 +51,14 @@ use crate::error::RematError;
 ///
 /// # Steps
 ///
-/// A budget drops the recipes of a step's results, and of tensors that an earlier step made. It
-/// detects steps: a backward pass begins with a tensor `[1]` of ones. A forward pass begins with
-/// the first of: a linear layer, a convolution or attention on anything but gradients; a module or
-/// activation function on new parameters; an upload of a batch; a scope. Where a forward pass has
-/// none of these, call [`InstalledBudget::step`](crate::InstalledBudget::step) after each backward
-/// pass, or after the optimizer step if one follows, and in a validation after each batch:
-/// otherwise recipes of tensors that one hands to the next, such as sums of losses, reach through
-/// all of them.
+/// What outlives its step is settled: it becomes an ordinary tensor, which has no recipe, is
+/// neither evicted nor counted, and keeps nothing of the step that it came from. A budget detects
+/// steps: a backward pass begins with a tensor `[1]` of ones, an update when an optimizer of Burn
+/// compares the devices of a gradient and its parameter. A forward pass begins with the first of: a
+/// linear layer, a convolution or attention on anything but gradients; a module or activation
+/// function on new parameters; an upload of a batch; a scope. Where a forward pass has none of
+/// these, what is left of a step is settled one step later;
+/// [`InstalledBudget::step`](crate::InstalledBudget::step) after each update settles it at once.
 ///
 /// A forward pass that makes a tensor `[1]` of ones itself is taken for a backward pass from there
 /// on: what is computed from that tensor is not recorded until the next scope or upload, so less is
@@ -121,7 +121,8 @@ impl MemoryBudget {
     }
 
     /// A limit as a fraction of what the first step occupies at most, forward and backward,
-    /// gradients included. That step runs unconstrained; the limit is in force from the second on.
+    /// gradients included; not its update, if that is by an optimizer of Burn, nor parameters that
+    /// the step draws. That step runs unconstrained; the limit is in force from the second on.
     ///
     /// # Errors
     ///

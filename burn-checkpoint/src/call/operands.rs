@@ -31,8 +31,11 @@ impl<B: Backend> Call<B> {
         self.has_others = true;
         if let Some(gradient) = gradient {
             self.see_gradient(gradient);
-        } else if self.is_first_of_view() {
-            self.shares = Some(Shares::Leaf);
+        } else {
+            self.operands.others = true;
+            if self.is_first_of_view() {
+                self.shares = Some(Shares::Leaf);
+            }
         }
         // The order of its elements is not known. Its size matters only where something may be
         // offloaded.
@@ -96,12 +99,16 @@ impl<B: Backend> Call<B> {
             cost.operand(meta.extent, || meta.shape.clone());
             self.device.get_or_insert_with(|| meta.memory.device);
         }
-        if let Some(step) = self.op_context.step
-            && step.phase == Phase::Backward
-            && meta.lineage == Lineage::Gradient
-            && meta.step == step.number
-        {
-            self.lineage = Lineage::Gradient;
+        if let Some(step) = self.op_context.step {
+            let is_of_step = meta.step.number == step.number;
+            match meta.lineage {
+                Lineage::Gradient if is_of_step && step.phase != Phase::Forward => {
+                    self.lineage = Lineage::Gradient;
+                }
+                Lineage::Gradient | Lineage::State => self.operands.state = true,
+                Lineage::Activation if !is_of_step => self.operands.state = true,
+                Lineage::Activation => self.operands.others = true,
+            }
         }
         self.order.see(&meta.shape, meta.row_major);
         if self.is_first_of_view() {
@@ -154,11 +161,12 @@ impl<B: Backend> Call<B> {
 
     fn see_gradient(&mut self, gradient: &Gradient) {
         let step = self.op_context.step;
-        if step.is_some_and(|step| gradient.is_of(step)) {
-            match gradient.is_constant() {
-                true => self.is_constant = true,
-                false => self.lineage = Lineage::Gradient,
-            }
+        if !step.is_some_and(|step| gradient.is_of(step)) {
+            self.operands.state = true;
+        } else if gradient.is_constant() {
+            self.is_constant = true;
+        } else {
+            self.lineage = Lineage::Gradient;
         }
         if self.is_first_of_view() {
             self.share(gradient.is_contiguous(), || {
@@ -204,12 +212,10 @@ impl<B: Backend> Call<B> {
         }
     }
 
-    /// Whether a tensor was recorded before a backward pass and is used after it: state, such as
-    /// running statistics.
+    /// Whether a tensor was recorded in an earlier step: it is state, such as running statistics.
     fn outlived(&self, meta: &TensorMeta<B>, state: &State<B>) -> bool {
         let step = self.op_context.step;
-        step.is_some_and(|step| step.phase == Phase::Forward && meta.step < step.number)
-            && state.origin == Origin::Recorded
+        step.is_some_and(|step| meta.step.number < step.number) && state.origin == Origin::Recorded
     }
 
     /// Whether the innermost scope may move anything to the host.

@@ -11,7 +11,7 @@ use super::results::Results;
 use super::room::Room;
 use super::shares::Shares;
 use crate::again::again;
-use crate::clock::{self, Lineage, Phase};
+use crate::clock::{self, Lineage, Phase, Step};
 use crate::context::{self, OpContext};
 use crate::cost::OpCost;
 use crate::entry::Origin;
@@ -63,6 +63,16 @@ pub(crate) struct Call<B: Backend> {
     pub(super) delivered: Option<Locked<B>>,
     /// Whether any operand is not delivered.
     pub(super) has_others: bool,
+    pub(super) operands: Operands,
+}
+
+/// What an operation works on besides gradients and constants of this step, under a budget.
+#[derive(Default)]
+pub(super) struct Operands {
+    /// Something that an earlier step left.
+    pub state: bool,
+    /// Something else: an activation, or what was there before the budget.
+    pub others: bool,
 }
 
 impl<B: Backend> Call<B> {
@@ -88,6 +98,7 @@ impl<B: Backend> Call<B> {
             memory: None,
             delivered: None,
             has_others: false,
+            operands: Operands::default(),
         }
     }
 
@@ -137,13 +148,13 @@ impl<B: Backend> Call<B> {
         }
         if let Some(step) = self.op_context.step {
             let is_seed =
-                self.op.name == "float_ones" && room.elements() == 1 && !clock::AT_GRADIENT.get();
+                self.op.name == "float_ones" && room.elements() == 1 && !clock::is_at_gradient();
             if is_seed {
                 // Autodiff starts a backward pass with it.
                 self.op_context.step = context::begin(Phase::Backward);
                 self.lineage = Lineage::Gradient;
             }
-            if is_seed || step.phase == Phase::Backward {
+            if is_seed || step.phase != Phase::Forward {
                 self.is_constant = !is_seed;
                 return;
             }
@@ -157,7 +168,7 @@ impl<B: Backend> Call<B> {
     /// more than one element begins a forward pass.
     fn begin_fixed(&mut self, room: Room) {
         if let Some(step) = self.op_context.step
-            && step.phase == Phase::Backward
+            && step.phase != Phase::Forward
             && self.op.name.ends_with("from_data")
             && room.elements() > 1
         {
@@ -231,7 +242,7 @@ impl<B: Backend> Call<B> {
             None | Some(Shares::Own) => trace::is_on() || self.retrying().is_some(),
         };
         let in_scope = self.op_context.region.is_some();
-        let is_gradient = self.lineage == Lineage::Gradient;
+        let is_gradient = self.lineage != Lineage::Activation;
         let is_fixed = self.origin == Origin::Fixed;
         let is_marked = match &self.shares {
             _ if is_node => false,
@@ -253,7 +264,7 @@ impl<B: Backend> Call<B> {
         let is_contiguous = self.is_contiguous();
         match &self.shares {
             Some(Shares::Gradient(gradient)) => Some(gradient.view(extent, is_contiguous)),
-            _ => Gradient::new(memory, extent, step, !is_gradient, is_contiguous),
+            _ => Gradient::new(memory, extent, step, self.lineage, is_contiguous),
         }
     }
 
@@ -364,8 +375,8 @@ impl<B: Backend> Call<B> {
         }
     }
 
-    fn step(&self) -> u64 {
-        self.op_context.step.map_or(0, |step| step.number)
+    fn step(&self) -> Step {
+        self.op_context.step.unwrap_or(Step::FIRST)
     }
 
     /// The record of a result. It has one user: the handle that `enter` makes.
@@ -463,7 +474,7 @@ impl<B: Backend> Call<B> {
             if let Some(owner) = &meta.group {
                 owner.node().state().add_view(&node);
             }
-            budget.register(meta.place, weak(), meta.bytes);
+            budget.register(meta.place, weak());
         }
         Managed::first(Source::new(node))
     }
@@ -484,10 +495,15 @@ impl<B: Backend> Call<B> {
         // A backward pass runs the product of a layer (linear, convolutions, attention) only on
         // gradients; what autodiff itself computes again is cheaper.
         let begins = self.lineage == Lineage::Gradient
-            || step.phase == Phase::Backward && self.op.work == Work::Compute;
+            || step.phase != Phase::Forward && self.op.work == Work::Compute;
         if begins && self.op.is_forward_only {
             self.op_context.step = context::begin(Phase::Forward);
             return Lineage::Activation;
+        }
+        let Operands { state, others } = self.operands;
+        let is_of_state = self.lineage == Lineage::Activation && state && !others;
+        if is_of_state && step.phase != Phase::Forward {
+            return Lineage::State;
         }
         self.lineage
     }

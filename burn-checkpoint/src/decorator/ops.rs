@@ -18,13 +18,13 @@ use super::bits;
 use super::operands::{by_form, delivered, each, inner, load, room, save, show, sources};
 use super::results::{handles, plain, value};
 use crate::call::{self, Call, Promised, Results};
+use crate::context;
 use crate::handle::Handle;
 use crate::kind::{Float, Value};
 use crate::op::OpInfo;
 use crate::recipe::{OnUse, Saved, recipe};
 use crate::request::{NAMED, REQUEST};
 use crate::work::Work;
-use crate::{clock, context};
 
 /// A result that is float or quantized.
 fn tensor<B: Backend>(results: &mut Results<'_, B>) -> TensorPrimitive<Remat<B>> {
@@ -161,7 +161,7 @@ macro_rules! first {
     };
     (float_device $x:ident) => {
         if context::records() {
-            clock::AT_GRADIENT.set($x.is_passing_gradient());
+            context::reads_device($x.read(context::step()));
         }
     };
     // Autodiff starts a backward pass with a tensor of one element.
