@@ -84,6 +84,8 @@ struct Nodes {
     memo: Memo,
     /// The length at which dropped nodes are removed next.
     tidy_at: usize,
+    /// The place from which on it is asked again whether there is a tape.
+    look_for_tape_at: u64,
 }
 
 struct Known {
@@ -256,7 +258,8 @@ impl Budget {
             let is_old = info.step.number + 1 < step.number;
             let is_over = is_old || step.phase != Phase::Backward && info.is_before(step);
             let is_state = match info.origin {
-                Origin::Fixed => is_over,
+                // Constants of backward count until the training loop ends the step.
+                Origin::Fixed => is_over && info.step.phase == Phase::Forward,
                 Origin::Recorded | Origin::Hosted => {
                     is_old || is_over && (info.step.phase != Phase::Forward || is_result())
                 }
@@ -549,30 +552,34 @@ impl Budget {
             let all = &mut nodes.all;
             all.retain(|known| known.node.as_ref().is_some_and(is_alive));
             nodes.tidy_at = nodes.all.len() * 3 / 2 + 64;
-            let may_have_no_tape = nodes.all.len() > FEW_TENSORS;
-            drop(nodes);
-            if may_have_no_tape {
-                self.settle_without_tape();
-            }
+        }
+        let is_time = place >= nodes.look_for_tape_at;
+        drop(nodes);
+        if is_time && !self.differentiated.load(Ordering::Relaxed) {
+            self.settle_without_tape(place);
         }
     }
 
     /// Settles every tensor with handles if almost all others are kept by recipes alone: there is
     /// no tape that would use these, and the recipes of a state that is carried on, such as a cache
-    /// of keys and values, would reach through all that was ever computed.
-    fn settle_without_tape(&self) {
-        let alive = self.alive();
-        let is_used = |node: &&Arc<dyn AnyEntry>| {
+    /// of keys and values, would reach through all that was ever computed. Counts no gradients,
+    /// which are nodes only in a trace.
+    #[cold]
+    fn settle_without_tape(&self, place: u64) {
+        let (mut recorded, mut used) = (0, Vec::new());
+        for node in self.alive() {
             let info = node.info();
-            info.users > 0 && matches!(info.origin, Origin::Recorded | Origin::Hosted)
-        };
-        let used: Vec<_> = alive.iter().filter(is_used).cloned().collect();
-        if used.len() * TAPE_PART > alive.len() {
-            return;
+            if matches!(info.origin, Origin::Recorded | Origin::Hosted) {
+                recorded += 1;
+                used.extend((info.users > 0).then_some(node));
+            }
         }
-        drop(alive);
-        used.into_iter().for_each(AnyEntry::settle_back);
-        self.nodes.lock().tidy_at = 0;
+        let has_tape = recorded <= FEW_TENSORS || used.len() * TAPE_PART > recorded;
+        let next = if has_tape { recorded } else { 0 };
+        self.nodes.lock().look_for_tape_at = place + next.max(FEW_TENSORS) as u64;
+        if !has_tape {
+            used.into_iter().for_each(AnyEntry::settle_back);
+        }
     }
 
     /// Removes a node that is being dropped: what refers to it would keep its allocation.

@@ -107,6 +107,9 @@ impl<B: Backend> Call<B> {
                 }
                 Lineage::Gradient | Lineage::State => self.operands.state = true,
                 Lineage::Activation if !is_of_step => self.operands.state = true,
+                // A constant of backward, which is a node in a trace.
+                Lineage::Activation
+                    if meta.step.phase != Phase::Forward && state.origin == Origin::Fixed => {}
                 Lineage::Activation => self.operands.others = true,
             }
         }
