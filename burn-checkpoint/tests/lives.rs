@@ -165,6 +165,9 @@ fn blend_all(average: Net<B>, weights: &Net<B>) -> Net<B> {
 
 type Step = Box<dyn FnMut(usize)>;
 
+/// Makes a training loop's step.
+type Program = fn() -> Step;
+
 fn plain() -> Step {
     let mut trained = Trained::new(Net::<B>::new());
     Box::new(move |step| {
@@ -333,7 +336,7 @@ fn validation_alone() -> Step {
 }
 
 /// Training loops, and two that take no backward pass: these keep nothing that could be evicted.
-const PROGRAMS: [(&str, fn() -> Step); 13] = [
+const PROGRAMS: [(&str, Program); 13] = [
     ("plain", plain),
     ("running statistics", running_statistics),
     (
@@ -370,7 +373,7 @@ struct Found {
 const STEPS: usize = 80;
 const EARLY: usize = 20;
 
-fn run(program: fn() -> Step, budget: Option<u64>) -> Found {
+fn run(program: Program, budget: Option<u64>) -> Found {
     B::seed(&Default::default(), 1);
     let before = HEAP.current_usage();
     let kib = |bytes: usize| bytes.saturating_sub(before) >> 10;
