@@ -99,6 +99,14 @@ pub(crate) fn in_backward<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
+/// Runs `f`, whose operations are no part of the user's step.
+pub(crate) fn unseen<R>(f: impl FnOnce() -> R) -> R {
+    let found = FOUND.take();
+    let done = f();
+    FOUND.set(found);
+    done
+}
+
 /// Runs `step`, a forward and a backward pass, on a copy of `module`, and returns the first
 /// operation with a non-finite result. An infinity that the step is given (the filling of a mask,
 /// in `from_data`, or in a tensor made before it) is none, nor is one computed from it. `None` also

@@ -23,20 +23,22 @@ pub fn values_are_simulated() -> bool {
     SIMULATED.get()
 }
 
-/// Devices without data that stand for a device on which Burn's default composes GELU.
-static COMPOSING_GELU: RwLock<Vec<DeviceId>> = RwLock::new(Vec::new());
+/// Devices without data, and the operations whose kernels lose digits on the devices that they
+/// stand for.
+static INEXACT: RwLock<Vec<(DeviceId, &'static [&'static str])>> = RwLock::new(Vec::new());
 
-/// Notes that GELU is composed of other operations on the device that this one without data stands
-/// for.
-pub fn compose_gelu(device: DeviceId) {
-    let mut devices = COMPOSING_GELU.write();
-    if !devices.contains(&device) {
-        devices.push(device);
-    }
+/// Notes the operations, named as rows are (`gelu`, `float_tanh`), whose kernels on the device that
+/// this one without data stands for lose more than one rounding of a low type.
+pub fn set_inexact(device: DeviceId, operations: &'static [&'static str]) {
+    let mut devices = INEXACT.write();
+    devices.retain(|(known, _)| *known != device);
+    devices.push((device, operations));
 }
 
-/// Whether GELU is composed of other operations on the device that this one without data stands
-/// for.
-pub fn composes_gelu(device: DeviceId) -> bool {
-    COMPOSING_GELU.read().contains(&device)
+/// Whether an operation's kernel on the device that this one without data stands for loses more
+/// than one rounding of a low type.
+pub fn is_inexact(device: DeviceId, operation: &str) -> bool {
+    let devices = INEXACT.read();
+    let found = devices.iter().find(|(known, _)| *known == device);
+    found.is_some_and(|(_, operations)| operations.contains(&operation))
 }

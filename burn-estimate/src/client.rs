@@ -14,7 +14,7 @@ use burn_backend::{
 };
 use burn_checkpoint::is_replaying;
 use burn_decorator::cell::with_value;
-use burn_decorator::simulated::compose_gelu;
+use burn_decorator::simulated::set_inexact;
 use burn_ir::{CustomOpIr, OperationIr, TensorId, TensorIr};
 use burn_router::{BackendRouter, MultiBackendBridge, RouterTensor, RunnerChannel, RunnerClient};
 use burn_std::future::DynFut;
@@ -192,6 +192,26 @@ fn zeros(len: usize) -> Bytes {
     Bytes::from_shared(zeros.slice(..len), AllocationProperty::Native)
 }
 
+/// The operations whose kernels lose more than one rounding of a low type.
+fn inexact(kernels: Kernels) -> &'static [&'static str] {
+    match kernels {
+        Kernels::Flex => &[],
+        // Burn's default, composed in the low type.
+        Kernels::Cuda => &["gelu"],
+        // Also functions that Vulkan's compilers compose.
+        Kernels::Wgpu => &[
+            "gelu",
+            "float_sqrt",
+            "float_tanh",
+            "float_erf",
+            "float_asinh",
+            "float_acosh",
+            "float_atanh",
+            "float_log1p",
+        ],
+    }
+}
+
 impl RunnerChannel for Channel {
     type Device = MetaDevice;
     type Bridge = Bridge;
@@ -205,9 +225,7 @@ impl RunnerChannel for Channel {
     }
 
     fn init_client(device: &MetaDevice) -> Client {
-        if device.kernels != Kernels::Flex {
-            compose_gelu(device.id());
-        }
+        set_inexact(device.id(), inexact(device.kernels));
         Client {
             device: *device,
             ledger: Arc::new(Mutex::new(Ledger::new(device.kernels))),

@@ -70,6 +70,7 @@ def grids(dtype):
         "counts": [[0.0, 1.0, 2.0, 7.0, 40.0, 3.0, 0.0, 1.0, 300.0]],
         "small_logits": [[-9.0, -3.0, 0.1, 0.5, 1.0, 2.0, 5.0, 7.0, 9.0]],
         "moderate": moderate,
+        "regular": [[x + 2.0 * (i == j) for j, x in enumerate(row)] for i, row in enumerate(moderate)],
         "large": [[4000.0 * x for x in row] for row in moderate],
         "ones": [[1.0] * 4096],
         "exponents": [[(-2.5, -1.0, 0.5, 2.0, 3.0)[i % 5] for i in range(len(many))]],
@@ -137,6 +138,25 @@ def bce_of_sigmoid(x, t):
 
 def cross_entropy(x):
     return F.cross_entropy(x, torch.arange(x.shape[0]) % x.shape[1], reduction="sum")
+
+
+def rnnt(x):
+    """The transducer loss of two frames and one label, number 2, with the blank 0: two paths."""
+    lattice = x.log_softmax(1).reshape(2, 2, 4)  # frame, labels before it, class
+    blank, label = lattice[:, :, 0], lattice[:, 0, 2]
+    late = blank[0, 0] + label[1]
+    early = label[0] + blank[0, 1]
+    return -(torch.logaddexp(early, late) + blank[1, 1])
+
+
+def lu(x):
+    # The factors below each other; the permutation is a constant.
+    _, lower, upper = torch.linalg.lu(x)
+    return torch.cat([lower, upper])
+
+
+def corner_of(size, function):
+    return f32(lambda x: function(x[:size, :size]))
 
 
 def weighted(function):
@@ -236,6 +256,7 @@ CASES = {
     "poisson_full": (["probabilities", "counts"], f32(lambda x, t: F.poisson_nll_loss(x, t.detach(), log_input=False, full=True, reduction="none"))),
     "cross_entropy": (["rows"], f32(cross_entropy)),
     "ctc": (["moderate"], f32(lambda x: F.ctc_loss(x.log_softmax(1)[:, None], torch.tensor([[1, 2]]), [4], [2], reduction="sum"))),
+    "rnnt": (["moderate"], f32(rnnt)),
     "cosine_embedding": (["rows_above_epsilon", "other_rows_above_epsilon"], f32(cosine_embedding)),
     # linalg
     "l1_norm": (["rows"], norm(1)), "l2_norm": (["rows"], norm(2)), "lp_norm_3": (["rows"], norm(3)), "lp_norm_4": (["rows"], norm(4)),
@@ -245,9 +266,12 @@ CASES = {
     "vector_normalize": (["rows"], weighted(f32(lambda x: F.normalize(x, dim=1, eps=1e-12)))),
     "cosine_similarity": (["rows_above_epsilon", "other_rows_above_epsilon"], f32(cosine_similarity)),
     "outer": (["moderate"], lambda x: torch.outer(x[0], x[1])), "dot": (["large"], lambda x: torch.dot(x[0] / 256, x[1])),
+    "det_2": (["regular"], corner_of(2, torch.linalg.det)), "det_3": (["regular"], corner_of(3, torch.linalg.det)),
+    "det_4": (["regular"], f32(torch.linalg.det)), "lu": (["regular"], weighted(f32(lu))), "trace": (["regular"], f32(torch.trace)),
     # norms of burn-nn
     "rms_norm": (["rows"], weighted(f32(rms_norm))), "layer_norm": (["rows"], weighted(f32(lambda x: F.layer_norm(x, (6,), eps=1e-5)))),
     "group_norm": (["rows"], weighted(f32(group_norm))), "instance_norm": (["rows"], weighted(f32(instance_norm))),
+    "local_response_norm": (["rows"], weighted(f32(lambda x: F.local_response_norm(x[:, :, None], 5)[:, :, 0]))),
     "batch_norm": (["rows"], lambda x: batch_norm(x) * torch.arange(1, x.shape[0] + 1, dtype=x.dtype)[:, None]),
     # ModuleOps
     "matmul": (["moderate", "moderate"], lambda a, b: a @ b.T), "matmul_large": (["large", "moderate"], lambda a, b: a @ b.T),

@@ -71,7 +71,8 @@ macro_rules! unwrap {
 /// What the table says of an operation.
 #[derive(Clone, Copy)]
 pub(super) struct Row {
-    op: &'static str,
+    /// Its name, such as `float_tanh`.
+    pub(super) op: &'static str,
     class: Cast,
     /// Whether it computes with its operands.
     computes: bool,
@@ -126,6 +127,9 @@ macro_rules! method {
     ($class:ident $work:ident float_powi_scalar $($row:tt)*) => { method! { @stable $class $work float_powi_scalar $($row)* } };
     ($class:ident $work:ident float_asinh $($row:tt)*) => { method! { @stable $class $work float_asinh $($row)* } };
     ($class:ident $work:ident float_acosh $($row:tt)*) => { method! { @stable $class $work float_acosh $($row)* } };
+    ($class:ident $work:ident float_atanh $($row:tt)*) => { method! { @stable $class $work float_atanh $($row)* } };
+    ($class:ident $work:ident float_tanh $($row:tt)*) => { method! { @stable $class $work float_tanh $($row)* } };
+    ($class:ident $work:ident float_erf $($row:tt)*) => { method! { @stable $class $work float_erf $($row)* } };
     ($class:ident $work:ident float_prod $($row:tt)*) => { method! { @stable $class $work float_prod $($row)* } };
     ($class:ident $work:ident float_prod_dim $($row:tt)*) => { method! { @stable $class $work float_prod_dim $($row)* } };
     ($class:ident $work:ident leaky_relu $($row:tt)*) => { method! { @stable $class $work leaky_relu $($row)* } };

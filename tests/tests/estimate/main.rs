@@ -9,7 +9,7 @@ mod device_costs;
 mod fusion;
 mod learner;
 mod link;
-mod low_gelu;
+mod low_functions;
 mod programs;
 mod ranks;
 #[cfg(feature = "vulkan")]

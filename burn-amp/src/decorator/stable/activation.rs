@@ -2,12 +2,14 @@
 
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
-use burn_backend::{Backend, TensorMetadata, tensor::FloatTensor};
+use burn_backend::{Backend, tensor::FloatTensor};
 
-use super::native::has_gelu;
+use super::accurate;
+use super::low::{Derivative, constant, is_composed, rounded};
+use super::native::GELU;
 use super::number::remembering;
 use super::slope::function;
-use super::{Call, Tensor, is_differentiated};
+use super::{Call, Tensor};
 use crate::decorator::ops::Row;
 use crate::policy::Policy;
 
@@ -18,26 +20,17 @@ use crate::policy::Policy;
 /// most 1.13, is kept in the low type in place of `x`.
 pub(in crate::decorator) fn gelu<B: Backend, P: Policy>(row: Row, x: Tensor<B>) -> Tensor<B> {
     let call = Call::new::<B, P>(row, &[&x]);
-    if !call.mends || !x.is_low() || has_gelu::<B>(&x.tensor) {
+    if !is_composed::<B>(&call, row, &x, B::gelu, GELU) {
         return call.wrap::<B>(B::gelu(x.brought::<B>(call.target)));
     }
-    let target = call.target.unwrap_or(x.tensor.dtype().into());
-    let constant = B::float_detach(x.clone().raised::<B>());
+    let constant = constant::<B>(&x);
     let below = cumulative::<B>(constant.clone());
-    let value = B::float_cast(B::float_mul(constant.clone(), below.clone()), target);
-    let operand = x.brought::<B>(call.target);
-    if !is_differentiated::<B>(&operand) {
-        return call.wrap::<B>(value);
-    }
-    let derivative = B::float_add(
-        below,
-        B::float_mul(constant.clone(), density::<B>(constant)),
-    );
-    let slope = B::float_cast(derivative, target);
-    // Without the mask of `zero_of`, for its bytes: NaN where `x` is infinite, as PyTorch's
-    // gradient.
-    let zero = B::float_sub(operand.clone(), B::float_detach(operand));
-    call.wrap::<B>(B::float_add(value, B::float_mul(zero, slope)))
+    let value = B::float_mul(constant.clone(), below.clone());
+    // NaN where `x` is infinite, as PyTorch's gradient.
+    rounded::<B>(&call, x, value, Derivative::Bounded, || {
+        let above = B::float_mul(constant.clone(), density::<B>(constant));
+        B::float_add(below, above)
+    })
 }
 
 /// The cumulative normal distribution.
@@ -89,5 +82,8 @@ pub(super) fn softplus<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
 
 fn softplus_value<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     let rest = B::float_exp(B::float_neg(B::float_abs(x.clone())));
-    B::float_add(B::float_clamp_min(x, 0.0.into()), B::float_log1p(rest))
+    B::float_add(
+        B::float_clamp_min(x, 0.0.into()),
+        accurate::log1p::<B>(rest),
+    )
 }

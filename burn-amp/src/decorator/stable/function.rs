@@ -1,10 +1,13 @@
 //! Functions of one tensor whose slope is infinite, or not a number, at an end of the range.
 
-use std::f64::consts::LN_2;
+use std::f64::consts::{FRAC_2_SQRT_PI, LN_2};
 
-use burn_backend::{Backend, Scalar, TensorMetadata, tensor::FloatTensor};
+use burn_backend::{Backend, DType, Scalar, TensorMetadata, tensor::FloatTensor};
 
+use super::accurate;
 use super::activation::softplus;
+use super::low::{Derivative, constant, is_composed, rounded};
+use super::native::{ACOSH, ASINH, ATANH, ERF, Points, RECIPROCAL_ROOT, TANH};
 use super::slope::{above, finite, function, is_zero};
 use super::{Call, Tensor, is_differentiated};
 use crate::decorator::ops::Row;
@@ -72,23 +75,85 @@ pub(in crate::decorator) fn float_log1p<B: Backend, P: Policy>(
         return call.wrap::<B>(B::float_log1p(x.brought::<B>(call.target)));
     }
     let slope = |x, _| finite::<B>(B::float_recip(B::float_add_scalar(x, 1.0.into())));
-    call.wrap::<B>(function::<B>(x.raised::<B>(), B::float_log1p, slope))
+    call.wrap::<B>(function::<B>(x.raised::<B>(), accurate::log1p::<B>, slope))
 }
 
-/// In f32 with the slope 0 at 0, as PyTorch's norms have it: an infinite one makes NaN of the
-/// gradient of the squares under the root.
+/// With the slope 0 at 0, as PyTorch's norms have it: an infinite one makes NaN of the gradient of
+/// the squares under the root. In f32, and in a low type where the backend's gradient loses digits.
 pub(in crate::decorator) fn float_sqrt<B: Backend, P: Policy>(row: Row, x: Tensor<B>) -> Tensor<B> {
     let call = Call::new::<B, P>(row, &[&x]);
-    let x = x.brought::<B>(call.target);
-    if !call.mends || call.is_low || !is_differentiated::<B>(&x) {
-        return call.wrap::<B>(B::float_sqrt(x));
+    if !call.mends || !is_differentiated::<B>(&x.tensor) {
+        return call.wrap::<B>(B::float_sqrt(x.brought::<B>(call.target)));
     }
-    let slope = |_, root: FloatTensor<B>| {
+    let slope = |root: FloatTensor<B>| {
         let at_zero = is_zero::<B>(&root);
         let slope = B::float_mul_scalar(B::float_recip(root), 0.5.into());
         B::float_mask_fill(slope, at_zero, 0.0.into())
     };
-    call.wrap::<B>(function::<B>(x, B::float_sqrt, slope))
+    if !call.is_low {
+        let x = x.brought::<B>(call.target);
+        return call.wrap::<B>(function::<B>(x, B::float_sqrt, |_, root| slope(root)));
+    }
+    // Burn's gradient.
+    let reciprocal = |x| B::float_powf_scalar(x, (-0.5).into());
+    if !is_composed::<B>(&call, row, &x, reciprocal, RECIPROCAL_ROOT) {
+        return call.wrap::<B>(B::float_sqrt(x.brought::<B>(call.target)));
+    }
+    let root = B::float_sqrt(constant::<B>(&x));
+    rounded::<B>(&call, x, root.clone(), Derivative::Bounded, || slope(root))
+}
+
+/// `1 - tanh^2` is the slope. An f32 operand, as in `mish`, has no better kernel.
+pub(in crate::decorator) fn float_tanh<B: Backend, P: Policy>(row: Row, x: Tensor<B>) -> Tensor<B> {
+    let call = Call::new::<B, P>(row, &[&x]);
+    let slope = |value: FloatTensor<B>| {
+        let square = B::float_mul(value.clone(), value);
+        B::float_add_scalar(B::float_neg(square), 1.0.into())
+    };
+    if is_composed::<B>(&call, row, &x, B::float_tanh, TANH) {
+        let value = accurate::tanh::<B>(constant::<B>(&x));
+        let derivative = Derivative::Vanishing;
+        return rounded::<B>(&call, x, value.clone(), derivative, || slope(value));
+    }
+    let x = x.brought::<B>(call.target);
+    if !call.mends || call.is_low || accurate::has_tanh::<B>(&x) {
+        return call.wrap::<B>(B::float_tanh(x));
+    }
+    let result = function::<B>(x, accurate::tanh::<B>, |_, value| slope(value));
+    call.wrap::<B>(result)
+}
+
+/// `2 / sqrt(pi) e^(-x^2)` is the slope.
+pub(in crate::decorator) fn float_erf<B: Backend, P: Policy>(row: Row, x: Tensor<B>) -> Tensor<B> {
+    let call = Call::new::<B, P>(row, &[&x]);
+    if !is_composed::<B>(&call, row, &x, B::float_erf, ERF) {
+        return call.wrap::<B>(B::float_erf(x.brought::<B>(call.target)));
+    }
+    let constant = constant::<B>(&x);
+    let value = accurate::erf::<B>(constant.clone());
+    rounded::<B>(&call, x, value, Derivative::Vanishing, || {
+        let square = B::float_mul(constant.clone(), constant);
+        let exp = B::float_exp(B::float_neg(square));
+        B::float_mul_scalar(exp, FRAC_2_SQRT_PI.into())
+    })
+}
+
+/// `1 / (1 - x^2)` is the slope.
+pub(in crate::decorator) fn float_atanh<B: Backend, P: Policy>(
+    row: Row,
+    x: Tensor<B>,
+) -> Tensor<B> {
+    let call = Call::new::<B, P>(row, &[&x]);
+    if !is_composed::<B>(&call, row, &x, B::float_atanh, ATANH) {
+        return call.wrap::<B>(B::float_atanh(x.brought::<B>(call.target)));
+    }
+    let constant = constant::<B>(&x);
+    let value = accurate::atanh::<B>(constant.clone());
+    rounded::<B>(&call, x, value, Derivative::Infinite, || {
+        let square = B::float_mul(constant.clone(), constant);
+        let rest = B::float_add_scalar(B::float_neg(square), 1.0.into());
+        finite::<B>(B::float_recip(rest))
+    })
 }
 
 /// As [`float_sqrt`] for exponents between 0 and 1.
@@ -142,9 +207,17 @@ fn squared_reciprocal<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     B::float_mul(reciprocal.clone(), reciprocal)
 }
 
-/// Whether an operation computes in bf16, which has f32's range: `x^2` is infinite above 1.8e19.
-fn has_large_squares<B: Backend>(call: &Call, x: &Tensor<B>) -> bool {
-    call.mends && call.is_low && x.tensor.dtype() == burn_backend::DType::BF16
+/// Whether an inverse hyperbolic function is composed: in bf16 everywhere, which has f32's range,
+/// so that `x^2` is infinite above 1.8e19.
+fn is_inverse_composed<B: Backend>(
+    call: &Call,
+    row: Row,
+    x: &Tensor<B>,
+    kernel: fn(FloatTensor<B>) -> FloatTensor<B>,
+    points: Points,
+) -> bool {
+    let has_large_squares = call.mends && call.is_low && x.tensor.dtype() == DType::BF16;
+    has_large_squares || is_composed::<B>(call, row, x, kernel, points)
 }
 
 /// `sign(x) log(2 |x|)` where `x^2` may be infinite.
@@ -153,15 +226,18 @@ pub(in crate::decorator) fn float_asinh<B: Backend, P: Policy>(
     x: Tensor<B>,
 ) -> Tensor<B> {
     let call = Call::new::<B, P>(row, &[&x]);
-    if !has_large_squares::<B>(&call, &x) {
+    if !is_inverse_composed::<B>(&call, row, &x, B::float_asinh, ASINH) {
         return call.wrap::<B>(B::float_asinh(x.brought::<B>(call.target)));
     }
-    let value = |x: FloatTensor<B>| {
-        let logarithm = B::float_mul(B::float_sign(x.clone()), log_of_twice::<B>(x.clone()));
-        let near = B::float_asinh(within_large::<B>(x.clone()));
-        B::float_mask_where(near, above::<B>(&B::float_abs(x), LARGE), logarithm)
-    };
-    rounded_once::<B>(&call, x, value, |x, _| slope_of_root::<B>(x, 1.0))
+    let constant = constant::<B>(&x);
+    let sign = B::float_sign(constant.clone());
+    let logarithm = B::float_mul(sign, log_of_twice::<B>(constant.clone()));
+    let near = accurate::asinh::<B>(within_large::<B>(constant.clone()));
+    let is_large = above::<B>(&B::float_abs(constant.clone()), LARGE);
+    let value = B::float_mask_where(near, is_large, logarithm);
+    rounded::<B>(&call, x, value, Derivative::Bounded, || {
+        slope_of_root::<B>(constant, 1.0)
+    })
 }
 
 /// `log(2 x)` where `x^2` may be infinite.
@@ -170,27 +246,16 @@ pub(in crate::decorator) fn float_acosh<B: Backend, P: Policy>(
     x: Tensor<B>,
 ) -> Tensor<B> {
     let call = Call::new::<B, P>(row, &[&x]);
-    if !has_large_squares::<B>(&call, &x) {
+    if !is_inverse_composed::<B>(&call, row, &x, B::float_acosh, ACOSH) {
         return call.wrap::<B>(B::float_acosh(x.brought::<B>(call.target)));
     }
-    let value = |x: FloatTensor<B>| {
-        let near = B::float_acosh(within_large::<B>(x.clone()));
-        let is_large = above::<B>(&x, LARGE);
-        B::float_mask_where(near, is_large, log_of_twice::<B>(x))
-    };
-    rounded_once::<B>(&call, x, value, |x, _| slope_of_root::<B>(x, -1.0))
-}
-
-/// A function and its slope, computed in f32; the result is rounded once, to the operand's type.
-fn rounded_once<B: Backend>(
-    call: &Call,
-    x: Tensor<B>,
-    value: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
-    slope: impl FnOnce(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
-) -> Tensor<B> {
-    let dtype = x.tensor.dtype();
-    let result = function::<B>(x.raised::<B>(), value, slope);
-    call.wrap::<B>(B::float_cast(result, dtype.into()))
+    let constant = constant::<B>(&x);
+    let near = B::float_acosh(within_large::<B>(constant.clone()));
+    let is_large = above::<B>(&constant, LARGE);
+    let value = B::float_mask_where(near, is_large, log_of_twice::<B>(constant.clone()));
+    rounded::<B>(&call, x, value, Derivative::Infinite, || {
+        slope_of_root::<B>(constant, -1.0)
+    })
 }
 
 fn within_large<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {

@@ -9,15 +9,20 @@
 //! - **with its own slope** (`slope.rs`): the value and the derivative are computed without
 //!   autodiff, and the tape gets `value + (x - x) slope`, whose backward is a product. The slope is
 //!   kept in place of the operand.
+//! - **in f32, rounded once, with its own slope** (`low.rs`): as the last, where a backend's kernel
+//!   in the low type is worse (`native.rs` asks it). The slope is kept in the low type.
 //! - **again from the operands** (`../origin.rs`): the result is computed as ever, and in f32 where
 //!   an f32 operation takes it.
 //!
 //! `activation.rs`, `combine.rs`, `function.rs`, `number.rs`, `product.rs`, `quotient.rs` and
-//! `view.rs` are the operations; `native.rs` asks whether the backend has a GELU of its own.
+//! `view.rs` are the operations; `accurate.rs` are functions in f32 that keep their digits near
+//! zero.
 
+mod accurate;
 mod activation;
 mod combine;
 mod function;
+mod low;
 mod native;
 mod number;
 mod product;
@@ -35,8 +40,8 @@ use crate::policy::{Mode, Policy};
 pub(super) use activation::{gelu, log_sigmoid, sigmoid};
 pub(super) use combine::{float_mul, float_sub};
 pub(super) use function::{
-    float_acosh, float_asinh, float_exp, float_log, float_log1p, float_powf_scalar,
-    float_powi_scalar, float_sqrt,
+    float_acosh, float_asinh, float_atanh, float_erf, float_exp, float_log, float_log1p,
+    float_powf_scalar, float_powi_scalar, float_sqrt, float_tanh,
 };
 pub(super) use number::{
     float_abs, float_add_scalar, float_clamp, float_clamp_max, float_clamp_min, float_div_scalar,

@@ -4,11 +4,12 @@
 use burn::module::Param;
 use burn::nn::loss::{
     BinaryCrossEntropyLossConfig, CTCLossConfig, CosineEmbeddingLossConfig, CrossEntropyLossConfig,
-    HuberLossConfig, KLDivLossConfig, LpLossConfig, MseLoss, PoissonNllLossConfig, Reduction,
-    SmoothL1LossConfig,
+    HuberLossConfig, KLDivLossConfig, LpLossConfig, MseLoss, PoissonNllLossConfig, RNNTLossConfig,
+    Reduction, SmoothL1LossConfig,
 };
 use burn::nn::{
-    BatchNormConfig, GroupNormConfig, InstanceNormConfig, LayerNormConfig, RmsNormConfig,
+    BatchNormConfig, GroupNormConfig, InstanceNormConfig, LayerNormConfig, LocalResponseNormConfig,
+    RmsNormConfig,
 };
 use burn::tensor::backend::Backend;
 use burn::tensor::linalg::{
@@ -99,6 +100,11 @@ fn volume<B: Backend>(x: Tensor<B, 2>) -> Tensor<B, 5> {
 
 fn cube<B: Backend>(x: Tensor<B, 2>) -> Tensor<B, 5> {
     x.slice([0..2, 0..4]).reshape([1, 1, 2, 2, 2])
+}
+
+/// One matrix.
+fn first_rows_and_columns<B: Backend>(x: Tensor<B, 2>, size: usize) -> Tensor<B, 3> {
+    x.slice([0..size, 0..size]).unsqueeze()
 }
 
 fn numbers_of<B: Backend>(mask: Tensor<B, 2, Bool>, x: &Tensor<B, 2>) -> Tensor<B, 2> {
@@ -363,6 +369,11 @@ fn losses<B: Backend>() -> Vec<Case<B>> {
             let [steps, labels] = [4, 2].map(|length| ints(&x, &[length], [1]));
             CTCLossConfig::new().init().forward(activation::log_softmax(x, 1).reshape([4, 1, 4]), targets, steps, labels)
         };
+        "rnnt" "" |x| {
+            let targets = ints(&x, &[2], [1, 1]);
+            let [frames, labels] = [2, 1].map(|length| ints(&x, &[length], [1]));
+            RNNTLossConfig::new().init().forward(x.reshape([1, 2, 2, 4]), targets, frames, labels)
+        };
         "cosine_embedding" "" |a, b| {
             let rows = a.dims()[0];
             let signs: Vec<i64> = (0..rows).map(|row| if row % 2 == 1 { 1 } else { -1 }).collect();
@@ -394,11 +405,23 @@ fn norms<B: Backend>() -> Vec<Case<B>> {
             let rows = |row| x.clone().slice_dim(0, row).reshape([4]);
             (rows(0..1) / 256).dot(rows(1..2))
         };
+        "det_2" "" |x| linalg::det::<B, 3, 2, 1>(first_rows_and_columns(x, 2));
+        "det_3" "" |x| linalg::det::<B, 3, 2, 1>(first_rows_and_columns(x, 3));
+        "det_4" "" |x| linalg::det::<B, 3, 2, 1>(first_rows_and_columns(x, 4));
+        "lu" "" |x| {
+            let (_, lower, upper) = linalg::lu::<B, 2, 1>(x);
+            weighted(Tensor::cat(vec![lower, upper], 0))
+        };
+        "trace" "" |x| linalg::trace::<B, 2, 1>(x);
         "rms_norm" "" |x| weighted(RmsNormConfig::new(6).init(&x.device()).forward(x));
         "layer_norm" "layer_norm" |x| weighted(LayerNormConfig::new(6).init(&x.device()).forward(x));
         "group_norm" "" |x| flat(weighted(GroupNormConfig::new(1, 2).init(&x.device()).forward(channels(x.clone())).reshape(x.dims())));
         "instance_norm" "" |x| {
             flat(weighted(InstanceNormConfig::new(2).init(&x.device()).forward(channels(x.clone())).reshape(x.dims())))
+        };
+        "local_response_norm" "" |x| {
+            let norm = LocalResponseNormConfig::new(5).init();
+            weighted(norm.forward(x.clone().unsqueeze_dim::<3>(2)).squeeze_dim::<2>(2))
         };
         "batch_norm" "" |x| {
             let mut norm = BatchNormConfig::new(6).init(&x.device());
