@@ -8,7 +8,7 @@ use std::f64::consts::FRAC_2_SQRT_PI;
 
 use burn_backend::{Backend, TensorMetadata, tensor::FloatTensor};
 
-use super::native::{ASINH, ATANH, ERF, LOG1P, Points, TANH, is_exact};
+use super::native::{ASINH, ERF, LOG1P, Points, TANH, is_exact};
 use super::slope::above;
 
 /// Up to this magnitude three terms have f32's digits; beyond it a difference of numbers near 1 has
@@ -59,11 +59,6 @@ pub(super) fn erf<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
 pub(super) fn asinh<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     let series = odd::<B>(1.0, -1.0 / 6.0);
     joined::<B>("float_asinh", x, B::float_asinh, ASINH, series)
-}
-
-pub(super) fn atanh<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
-    let series = odd::<B>(1.0, 1.0 / 3.0);
-    joined::<B>("float_atanh", x, B::float_atanh, ATANH, series)
 }
 
 pub(super) fn log1p<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {

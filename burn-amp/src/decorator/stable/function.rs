@@ -148,7 +148,7 @@ pub(in crate::decorator) fn float_atanh<B: Backend, P: Policy>(
         return call.wrap::<B>(B::float_atanh(x.brought::<B>(call.target)));
     }
     let constant = constant::<B>(&x);
-    let value = accurate::atanh::<B>(constant.clone());
+    let value = B::float_atanh(constant.clone());
     rounded::<B>(&call, x, value, Derivative::Infinite, || {
         let square = B::float_mul(constant.clone(), constant);
         let rest = B::float_add_scalar(B::float_neg(square), 1.0.into());
