@@ -6,22 +6,25 @@ use burn::tensor::module::attention;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn_decorator::fused::differentiates_attention;
 
-/// `softmax(query keyᵗ / √features + mask) value`, the mask closing what lies after a query. Heads
-/// of queries may share a head of keys and values: `heads` is a multiple of `key heads`.
+/// `softmax(query keyᵗ / √features + mask) value`, the mask closing what lies after a query, and
+/// what `closed` has as true. Heads of queries may share a head of keys and values: `heads` is a
+/// multiple of `key heads`.
 ///
 /// Burn's `attention`, where it is one operation. Elsewhere its softmax supports fully masked rows
 /// and is differentiated through the row's maximum, which under autodiff costs more in every
 /// training step, and it takes no shared heads. Here no row is fully masked, because every token
-/// may read itself, and shared heads are repeated.
+/// may read itself (`closed` is false there), and shared heads are repeated.
 ///
 /// # Shapes
 ///
 /// - query, output: `[batch, heads, time, features]`
 /// - key, value: `[batch, key heads, time, features]`
+/// - closed: `[batch, 1, time, time]`, a row for each query
 pub fn attend<B: Backend>(
     query: Tensor<B, 4>,
     key: Tensor<B, 4>,
     value: Tensor<B, 4>,
+    closed: Option<Tensor<B, 4, Bool>>,
 ) -> Tensor<B, 4> {
     let [_, heads, time, features] = query.dims();
     let device = query.device();
@@ -30,14 +33,22 @@ pub fn attend<B: Backend>(
             is_causal: true,
             ..Default::default()
         };
-        return attention(query, key, value, None, None, options);
+        return attention(query, key, value, closed, None, options);
     }
     // The query is scaled before the product: it is smaller than the scores, and they stay within
     // the range of f16.
     let scaled = query / (features as f64).sqrt();
     let scores = scaled.matmul(repeated(key, heads).transpose());
     let later = Tensor::<B, 2, Bool>::tril_mask([time, time], 0, &device);
-    let scores = scores.mask_fill(later.unsqueeze::<4>(), f32::NEG_INFINITY);
+    let later = later.unsqueeze::<4>();
+    let masked = match closed {
+        Some(closed) => {
+            let square = closed.dims();
+            closed.bool_or(later.expand(square))
+        }
+        None => later,
+    };
+    let scores = scores.mask_fill(masked, f32::NEG_INFINITY);
     softmax(scores, 3).matmul(repeated(value, heads))
 }
 

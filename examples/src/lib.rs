@@ -2,7 +2,9 @@
 
 pub mod attend;
 pub mod backend;
+pub mod finetune;
 pub mod first_kernel;
 pub mod gpt;
 pub mod llm;
 pub mod pools;
+pub mod training;

@@ -6,8 +6,8 @@ use std::str::FromStr;
 use burn_amp::Detection;
 use clap::ValueEnum;
 
-use examples::gpt::precision::Amp;
-use examples::gpt::recompute::Checkpoint;
+use examples::training::precision::Amp;
+use examples::training::recompute::Checkpoint;
 
 /// What `--settings` lists: decorators over the backend, and what becomes of activations.
 ///

@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use super::memory::Watched;
 use super::setting::{Setting, Stack};
 use super::trainer::{Contender, Look, Task, tokens};
-use examples::gpt::recompute::Checkpoint;
+use examples::training::recompute::Checkpoint;
 
 /// PyTorch's name of a setting; `None` where it has none of the kind.
 pub fn name(setting: Setting) -> Option<String> {

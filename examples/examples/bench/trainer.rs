@@ -20,7 +20,7 @@ use examples::backend::BackendName;
 use examples::gpt::loader::TokenBatch;
 use examples::gpt::loader::hash;
 use examples::gpt::model::Gpt;
-use examples::gpt::precision::Training;
+use examples::training::precision::Training;
 
 /// The learning rate of torch_gpt.py.
 const LEARNING_RATE: f64 = 3e-4;

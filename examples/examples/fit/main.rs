@@ -28,8 +28,8 @@ use examples::backend::{BackendName, with_fusion};
 use examples::gpt::loader::TokenBatch;
 use examples::gpt::model::{Gpt, GptConfig};
 use examples::gpt::options::Options;
-use examples::gpt::precision::{Amp, Differentiating};
-use examples::gpt::recompute::Checkpoint;
+use examples::training::precision::{Amp, Differentiating};
+use examples::training::recompute::Checkpoint;
 
 fn main() -> ExitCode {
     match Fit::parse().run() {

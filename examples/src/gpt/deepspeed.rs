@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::precision::Amp;
+use crate::training::precision::Amp;
 
 /// A file in DeepSpeed's format.
 #[derive(Clone, Debug, PartialEq)]

@@ -14,10 +14,10 @@ use burn_zero::{
 use serde_json::{Value, json};
 
 use super::deepspeed::DeepSpeed;
-use super::error::GptError;
 use super::model::Gpt;
 use super::options::Options;
-use super::precision::Amp;
+use crate::training::error::TrainingError;
+use crate::training::precision::Amp;
 
 /// Sequences in a micro-batch by default.
 const BATCH: u64 = 16;
@@ -49,11 +49,11 @@ impl Job {
     ///
     /// # Errors
     ///
-    /// [`GptError::Io`], [`GptError::Options`].
-    pub fn new(options: &Options, ranks: usize) -> Result<Self, GptError> {
+    /// [`TrainingError::Io`], [`TrainingError::Options`].
+    pub fn new(options: &Options, ranks: usize) -> Result<Self, TrainingError> {
         let path = options.config.as_deref();
         let place = path.map_or("the command line".into(), Path::to_string_lossy);
-        let refused = |error: ConfigError| GptError::Options(format!("{place}: {error}"));
+        let refused = |error: ConfigError| TrainingError::Options(format!("{place}: {error}"));
         let file = match path {
             Some(path) => fs_err::read_to_string(path)?,
             None => "{}".into(),
@@ -100,8 +100,8 @@ impl Job {
     ///
     /// # Errors
     ///
-    /// [`GptError::Options`] if Burn refuses the numbers.
-    pub fn schedule(&self, options: &Options) -> Result<ComposedLrScheduler, GptError> {
+    /// [`TrainingError::Options`] if Burn refuses the numbers.
+    pub fn schedule(&self, options: &Options) -> Result<ComposedLrScheduler, TrainingError> {
         let cosine = CosineAnnealingLrSchedulerConfig::new(self.lr, options.steps);
         let schedule = ComposedLrSchedulerConfig::new().cosine(cosine.with_min_lr(self.lr / 10.0));
         let schedule = match options.warmup() {
@@ -111,7 +111,8 @@ impl Job {
                 schedule.linear(LinearLrSchedulerConfig::new(first, 1.0, warmup))
             }
         };
-        let refused = |reason| GptError::Options(format!("learning rate {}: {reason}", self.lr));
+        let refused =
+            |reason| TrainingError::Options(format!("learning rate {}: {reason}", self.lr));
         schedule.init().map_err(refused)
     }
 
@@ -124,7 +125,11 @@ impl Job {
 
 /// The batch sizes that are given. Until the micro-batch for an `--effective-batch` is found, it is
 /// the whole of it.
-fn batches(options: &Options, file: BatchConfig, ranks: usize) -> Result<BatchConfig, GptError> {
+fn batches(
+    options: &Options,
+    file: BatchConfig,
+    ranks: usize,
+) -> Result<BatchConfig, TrainingError> {
     let size = |size: Option<usize>| size.map(|size| size as u64);
     match (options.effective_batch, ranks) {
         (None, _) => {
@@ -141,7 +146,7 @@ fn batches(options: &Options, file: BatchConfig, ranks: usize) -> Result<BatchCo
             train_batch_size: size(effective_batch),
             ..BatchConfig::default()
         }),
-        (Some(effective_batch), ranks) => Err(GptError::Options(format!(
+        (Some(effective_batch), ranks) => Err(TrainingError::Options(format!(
             "--effective-batch {effective_batch} is looked for on one rank, but there are {ranks}: give --batch and --accum"
         ))),
     }

@@ -4,26 +4,19 @@
 //! From the command to the report:
 //!
 //! - [`options`]: the command line; [`deepspeed`]: the file of `--config`; [`job`]: both;
-//!   [`error`]: what can go wrong;
 //! - [`text`]: the bytes; [`loader`]: batches of them;
 //! - [`model`]: the transformer; [`step`]: its loss, and what the Learner asks of it;
-//! - [`precision`]: mixed precision; [`recompute`]: what becomes of activations; [`optimizer`]:
-//!   AdamW, on the device or on the host, whole or sharded; [`ranks`]: who trains; [`rehearsal`]:
-//!   the largest micro-batch that fits, the memory of a step;
-//! - [`mod@train`]: all of it put together in the Learner; [`resume`]: its records, [`log`]: its
-//!   metrics; [`sample`], [`report`]: the end.
+//! - [`rehearsal`]: the largest micro-batch that fits, the memory of a step;
+//! - [`mod@train`]: all of it put together in the Learner, with precision, optimizer and ranks from
+//!   [`training`](crate::training); [`resume`]: its records, [`log`]: its metrics; [`sample`],
+//!   [`report`]: the end.
 
 pub mod deepspeed;
-pub mod error;
 pub mod job;
 pub mod loader;
 pub mod log;
 pub mod model;
-pub mod optimizer;
 pub mod options;
-pub mod precision;
-pub mod ranks;
-pub mod recompute;
 pub mod rehearsal;
 pub mod report;
 pub mod resume;
@@ -35,10 +28,11 @@ pub mod train;
 use burn::prelude::Backend;
 
 use crate::backend::OnBackend;
-use error::GptError;
+use crate::training::error::TrainingError;
+use crate::training::precision::Training;
+use crate::training::ranks::number_of_ranks;
 use job::Job;
 use options::Options;
-use precision::Training;
 use report::Report;
 
 /// Trains on the backend that the options name, and reports where rank 0 is: nothing in the other
@@ -48,16 +42,16 @@ use report::Report;
 ///
 /// The options contradict each other or the file of `--config`, the backend is not compiled in, or
 /// the [training](train::train) fails.
-pub fn run(options: &Options) -> Result<Option<Report>, GptError> {
+pub fn run(options: &Options) -> Result<Option<Report>, TrainingError> {
     options.validate()?;
-    let job = Job::new(options, ranks::number_of_ranks(options)?)?;
+    let job = Job::new(options, number_of_ranks(options.ranks, "gpt")?)?;
     options.backend.run("gpt", Train(options, job))?
 }
 
 struct Train<'a>(&'a Options, Job);
 
 impl OnBackend for Train<'_> {
-    type Output = Result<Option<Report>, GptError>;
+    type Output = Result<Option<Report>, TrainingError>;
 
     fn run<B: Backend>(self, device: B::Device) -> Self::Output {
         train::train::<Training<B>>(self.0, self.1, device)

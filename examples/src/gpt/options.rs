@@ -6,12 +6,12 @@ use burn_zero::Stage;
 use clap::Parser;
 use clap::builder::RangedU64ValueParser;
 
-use super::error::GptError;
 use super::loader::Plan;
 use super::model::{GptConfig, Loss};
-use super::precision::Amp;
-use super::recompute::Checkpoint;
 use crate::backend::BackendName;
+use crate::training::error::TrainingError;
+use crate::training::precision::Amp;
+use crate::training::recompute::Checkpoint;
 
 /// Trains a decoder-only transformer on the bytes of a text, then writes a table, a sample and a
 /// report.
@@ -147,10 +147,10 @@ impl Options {
     ///
     /// # Errors
     ///
-    /// [`GptError::Options`], with the values and what would be right.
-    pub fn validate(&self) -> Result<(), GptError> {
+    /// [`TrainingError::Options`], with the values and what would be right.
+    pub fn validate(&self) -> Result<(), TrainingError> {
         let Self { heads, width, .. } = *self;
-        let refused = |reason| Err(GptError::Options(reason));
+        let refused = |reason| Err(TrainingError::Options(reason));
         if !width.is_multiple_of(heads) {
             return refused(format!(
                 "--heads {heads} does not divide --width {width}; the nearest width that it divides is {}",
@@ -194,7 +194,12 @@ pub fn positive() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..)
 }
 
-fn stage(text: &str) -> Result<Stage, String> {
+/// A ZeRO stage.
+///
+/// # Errors
+///
+/// What else it must be.
+pub fn stage(text: &str) -> Result<Stage, String> {
     let number: u8 = text
         .parse()
         .map_err(|_| "must be 0, 1, 2 or 3".to_owned())?;
@@ -206,7 +211,12 @@ pub fn mebibytes() -> RangedU64ValueParser<u64> {
     RangedU64ValueParser::new().range(1..=u64::MAX >> 20)
 }
 
-fn learning_rate(text: &str) -> Result<f64, String> {
+/// A number above 0 and at most 1.
+///
+/// # Errors
+///
+/// What else it must be.
+pub fn learning_rate(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(rate) if rate > 0.0 && rate <= 1.0 => Ok(rate),
         _ => Err("must be a number above 0 and at most 1".into()),

@@ -15,13 +15,13 @@ use burn_checkpoint::snapshot::{Snapshot, chrome_trace};
 use burn_checkpoint::{InstalledBudget, MemoryBudget, record_all};
 use burn_estimate::{Meta, estimate_run};
 
-use super::error::GptError;
 use super::job::Job;
 use super::loader::TokenBatch;
-use super::optimizer::optimizer;
 use super::options::Options;
-use super::precision::Training;
 use crate::pools::{device_bytes, memory_probe};
+use crate::training::error::TrainingError;
+use crate::training::optimizer::in_learner;
+use crate::training::precision::Training;
 
 /// Trains two windows of two micro-batches of this size and drops the result; `begins` is called
 /// before each micro-step, with the budget in force. Budget, scaler and optimizer are its own, so
@@ -36,7 +36,7 @@ fn rehearsal<B: AutodiffBackend>(
     const CHECKED: &str = "the settings were checked";
     let tokens = Tensor::<B, 2, Int>::zeros([micro_batch, options.context], device);
     let budget = options.checkpoint.budget().map(MemoryBudget::install);
-    let mut zero = optimizer::<B>(job, 1).expect(CHECKED);
+    let mut zero = in_learner::<B>(&job.adamw, &job.zero, 1).expect(CHECKED);
     let model = zero.prepare::<B, _>(job.model::<B>(options, device));
     let steps = MultiSteps::new(zero, AccumConfig::mean(2)).expect(CHECKED);
     let scaler = GradScaler::new(&job.scaler).expect(CHECKED);
@@ -54,12 +54,12 @@ fn rehearsal<B: AutodiffBackend>(
 ///
 /// # Errors
 ///
-/// [`GptError::Options`], [`GptError::MicroBatch`].
+/// [`TrainingError::Options`], [`TrainingError::MicroBatch`].
 pub fn find_window<B: AutodiffBackend>(
     options: &Options,
     job: &mut Job,
     device: &B::Device,
-) -> Result<Option<MicroBatchFound>, GptError> {
+) -> Result<Option<MicroBatchFound>, TrainingError> {
     let Some(effective_batch) = options.effective_batch else {
         return Ok(None);
     };
@@ -67,7 +67,7 @@ pub fn find_window<B: AutodiffBackend>(
     let limit_bytes = limit_bytes.or_else(|| device_bytes(options.backend));
     let backend = options.backend.name();
     let unknown = format!("it is not known how much memory {backend} has: give --memory-limit");
-    let limit_bytes = limit_bytes.ok_or(GptError::Options(unknown))?;
+    let limit_bytes = limit_bytes.ok_or(TrainingError::Options(unknown))?;
     let meta = options.backend.meta();
     // The same steps without data.
     let estimate = |micro_batch| {
@@ -87,13 +87,13 @@ pub fn find_window<B: AutodiffBackend>(
 ///
 /// # Errors
 ///
-/// [`GptError::Io`].
+/// [`TrainingError::Io`].
 pub fn plot_memory<B: AutodiffBackend>(
     file: &Path,
     options: &Options,
     job: &Job,
     device: &B::Device,
-) -> Result<(), GptError> {
+) -> Result<(), TrainingError> {
     let recording = record_all();
     let limit_bytes = Cell::new(None);
     let micro_batch = job.batch.micro as usize;

@@ -7,19 +7,19 @@ use fs_err as fs;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
-use super::error::GptError;
 use super::job::Job;
 use super::loader::hash;
 use super::options::Options;
 use super::text::Text;
+use crate::training::error::TrainingError;
 
 /// Prepares the directory of a new run, and removes an earlier one's records and metrics from it;
 /// or, to resume, checks that the run there can go on with these settings. Returns the first epoch.
 ///
 /// # Errors
 ///
-/// [`GptError::Io`], [`GptError::Resume`].
-pub fn open(options: &Options, job: &Job, text: &Text) -> Result<usize, GptError> {
+/// [`TrainingError::Io`], [`TrainingError::Resume`].
+pub fn open(options: &Options, job: &Job, text: &Text) -> Result<usize, TrainingError> {
     let directory = &options.output;
     let file = directory.join("run.json");
     let now = format!("{:#}", settings(options, job, text));
@@ -38,7 +38,7 @@ pub fn open(options: &Options, job: &Job, text: &Text) -> Result<usize, GptError
     let last = last_record(&records).ok_or_else(|| {
         let place = records.display();
         let none = format!("there is no complete record in {place}; run without --resume first");
-        GptError::Resume(none)
+        TrainingError::Resume(none)
     })?;
     let place = directory.display();
     let then = fs::read_to_string(file)?;
@@ -50,18 +50,18 @@ pub fn open(options: &Options, job: &Job, text: &Text) -> Result<usize, GptError
     let changed: String = changed.collect();
     if !changed.is_empty() {
         let other = format!("{place} was started with other settings: {changed}");
-        return Err(GptError::Resume(other));
+        return Err(TrainingError::Resume(other));
     }
     if then != now {
         let part = format!("{place}/run.json is not whole, or of another version");
-        return Err(GptError::Resume(part));
+        return Err(TrainingError::Resume(part));
     }
     if last >= options.plan().epochs() {
         let all = format!(
             "all {} steps are in {place}; see its report.json",
             options.steps
         );
-        return Err(GptError::Resume(all));
+        return Err(TrainingError::Resume(all));
     }
     Ok(last + 1)
 }

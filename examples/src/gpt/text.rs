@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use fs_err as fs;
 
-use super::error::GptError;
+use crate::training::error::TrainingError;
 
 /// The sources of this repository's packages, as they were when the program was built.
 const SOURCES: &str = include_str!(concat!(env!("OUT_DIR"), "/sources.txt"));
@@ -28,9 +28,9 @@ impl Text {
     ///
     /// # Errors
     ///
-    /// [`GptError::Io`]; [`GptError::Options`] if a part of the text does not hold one sequence and
+    /// [`TrainingError::Io`]; [`TrainingError::Options`] if a part of the text does not hold one sequence and
     /// the byte after it.
-    pub fn load(files: &[PathBuf], context: usize) -> Result<Self, GptError> {
+    pub fn load(files: &[PathBuf], context: usize) -> Result<Self, TrainingError> {
         let mut bytes = Vec::new();
         for file in files {
             bytes.extend(fs::read(file)?);
@@ -41,7 +41,7 @@ impl Text {
         });
         let (bytes, held_out) = (text.bytes(), text.valid.len());
         if held_out <= context {
-            return Err(GptError::Options(format!(
+            return Err(TrainingError::Options(format!(
                 "the text is too short: {bytes} bytes leave {held_out} for validation, and --context {context} needs {}; give a longer \
                  --text or a smaller --context",
                 context + 1

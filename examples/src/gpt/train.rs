@@ -20,22 +20,22 @@ use burn_ranks::launched;
 use burn_tensorboard::TensorBoard;
 use burn_zero::{ModelStates, SilentRenderer, ZeroStrategy, estimate};
 
-use super::error::GptError;
 use super::job::Job;
 use super::loader::{Cut, Loader};
 use super::log::Log;
 use super::model::Gpt;
-use super::optimizer::optimizer;
 use super::options::Options;
-use super::precision::Amp;
-use super::ranks::{Rank, device_of, run_ranks};
-use super::recompute::Checkpoint;
 use super::rehearsal::{find_window, plot_memory};
 use super::report::Report;
 use super::resume::open;
 use super::sample::sample;
 use super::text::Text;
 use crate::pools::peak_bytes;
+use crate::training::error::TrainingError;
+use crate::training::optimizer::in_learner;
+use crate::training::precision::Amp;
+use crate::training::ranks::{Rank, device_of, run_ranks};
+use crate::training::recompute::Checkpoint;
 
 /// Held-out sequences that a validation reads at most.
 const VALIDATION_SEQUENCES: usize = 256;
@@ -47,13 +47,13 @@ const SAMPLE_BYTES: usize = 400;
 ///
 /// # Errors
 ///
-/// Anything that [`GptError`] lists, the first of it before the first step wherever that is
+/// Anything that [`TrainingError`] lists, the first of it before the first step wherever that is
 /// possible.
 pub fn train<B: AutodiffBackend>(
     options: &Options,
     mut job: Job,
     device: B::Device,
-) -> Result<Option<Report>, GptError> {
+) -> Result<Option<Report>, TrainingError> {
     let ranks = job.batch.world_size;
     let (policy, _) = job.amp.configs();
     policy.check::<B>(&device)?;
@@ -61,7 +61,7 @@ pub fn train<B: AutodiffBackend>(
     // Finds an invalid configuration before anything is written.
     GradScaler::new(&job.scaler)?;
     job.schedule(options)?;
-    optimizer::<B>(&job, ranks)?;
+    in_learner::<B>(&job.adamw, &job.zero, ranks)?;
     let text = Text::load(&options.text, options.context)?;
     let found = find_window::<B>(options, &mut job, &device)?;
     if let Some(found) = &found {
@@ -92,7 +92,7 @@ struct Run<'a, B: AutodiffBackend> {
 
 impl<B: AutodiffBackend> Run<'_, B> {
     /// Trains one rank.
-    fn train(&self, rank: &Rank) -> Result<Option<Report>, GptError> {
+    fn train(&self, rank: &Rank) -> Result<Option<Report>, TrainingError> {
         let Self {
             options, job, text, ..
         } = self;
@@ -137,7 +137,7 @@ impl<B: AutodiffBackend> Run<'_, B> {
             );
         }
 
-        let mut zero = optimizer::<B>(job, ranks)?;
+        let mut zero = in_learner::<B>(&job.adamw, &job.zero, ranks)?;
         if launched().is_none() {
             // Threads share the generator of their process.
             zero = zero.with_seed(seed);
@@ -211,7 +211,7 @@ impl<B: AutodiffBackend> Run<'_, B> {
         // Burn's terminal display resets the flag when it ends, but not the message.
         if interrupter.should_stop() || interrupter.get_message().is_some() {
             let recorded = epochs.last().map_or(first_epoch - 1, |last| last.epoch);
-            return Err(GptError::Stopped {
+            return Err(TrainingError::Stopped {
                 steps: plan.updates_of(recorded + 1).start,
                 reason: interrupter.get_message().unwrap_or_default(),
             });

@@ -3,10 +3,11 @@
 use burn::nn::{Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::prelude::*;
 
-use super::{Architecture, LlmConfig, Rotation};
+use super::{Architecture, Layout, LlmConfig};
 use crate::attend::attend;
 
-/// Every token reads from itself and the tokens before it (grouped queries: Ainslie et al., arXiv 2305.13245).
+/// Every token reads from itself and the tokens of its document before it (grouped queries: Ainslie
+/// et al., arXiv 2305.13245).
 #[derive(Module, Debug)]
 pub struct GroupedAttention<B: Backend> {
     q_proj: Linear<B>,
@@ -41,7 +42,7 @@ impl<B: Backend> GroupedAttention<B> {
     /// # Shapes
     ///
     /// - x, output: `[batch, time, width]`
-    pub fn forward(&self, x: Tensor<B, 3>, rotation: &Rotation<B>) -> Tensor<B, 3> {
+    pub fn forward(&self, x: Tensor<B, 3>, layout: &Layout<B>) -> Tensor<B, 3> {
         let [batch, time, _] = x.dims();
         let by_head = |x: Tensor<B, 3>, norm: Option<&RmsNorm<B>>| {
             let heads = x.dims()[2] / self.head_width;
@@ -55,7 +56,8 @@ impl<B: Backend> GroupedAttention<B> {
         let query = by_head(self.q_proj.forward(x.clone()), self.q_norm.as_ref());
         let key = by_head(self.k_proj.forward(x.clone()), self.k_norm.as_ref());
         let value = by_head(self.v_proj.forward(x), None);
-        let read = attend(rotation.rotate(query), rotation.rotate(key), value);
+        let (query, key) = (layout.rotation.rotate(query), layout.rotation.rotate(key));
+        let read = attend(query, key, value, layout.other_documents.clone());
         let [_, heads, _, head_width] = read.dims();
         let joined = read
             .swap_dims(1, 2)

@@ -5,7 +5,7 @@ use burn::prelude::*;
 use burn::tensor::activation::silu;
 
 use super::attention::linear;
-use super::{GroupedAttention, LlmConfig, Rotation};
+use super::{GroupedAttention, Layout, LlmConfig};
 
 /// Attention, then a gated feed-forward network; each reads a normalised copy of the residual
 /// stream and adds to it.
@@ -31,9 +31,9 @@ impl<B: Backend> DecoderBlock<B> {
     /// # Shapes
     ///
     /// - x, output: `[batch, time, width]`
-    pub fn forward(&self, x: Tensor<B, 3>, rotation: &Rotation<B>) -> Tensor<B, 3> {
+    pub fn forward(&self, x: Tensor<B, 3>, layout: &Layout<B>) -> Tensor<B, 3> {
         let normalised = self.input_layernorm.forward(x.clone());
-        let x = x + self.self_attn.forward(normalised, rotation);
+        let x = x + self.self_attn.forward(normalised, layout);
         let normalised = self.post_attention_layernorm.forward(x.clone());
         x + self.mlp.forward(normalised)
     }

@@ -19,7 +19,8 @@
 //! | where | what |
 //! |---|---|
 //! | `config` | [`LlmConfig`] from `config.json`, and what is refused by its name |
-//! | `weights` | the parameters from `*.safetensors`, one by one |
+//! | `weights`, `write` | the parameters from `*.safetensors` and into it, one by one |
+//! | `sequences` | tokens, and the boundaries of documents in them |
 //! | `model`, `block`, `attention`, `rotary` | the model; its fields have the names of the files' tensors |
 //! | `error` | [`LlmError`] |
 
@@ -29,7 +30,9 @@ mod config;
 mod error;
 mod model;
 mod rotary;
+mod sequences;
 mod weights;
+mod write;
 
 pub use attention::GroupedAttention;
 pub use block::{DecoderBlock, GatedFeedForward};
@@ -37,3 +40,4 @@ pub use config::{Architecture, LlmConfig, RotaryScaling};
 pub use error::LlmError;
 pub use model::{Decoder, Llm};
 pub use rotary::Rotation;
+pub use sequences::{Layout, Sequences};

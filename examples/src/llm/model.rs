@@ -4,10 +4,14 @@ use std::path::Path;
 
 use burn::nn::{Embedding, EmbeddingConfig, Initializer, Linear, RmsNorm, RmsNormConfig};
 use burn::prelude::*;
-use burn_fused::LinearCrossEntropyLossConfig;
+use burn_fused::{LinearCrossEntropy, LinearCrossEntropyLossConfig};
 
 use super::attention::linear;
-use super::{DecoderBlock, LlmConfig, LlmError, Rotation, weights};
+use super::{DecoderBlock, Layout, LlmConfig, LlmError, Sequences, weights, write};
+use crate::training::recompute::Checkpoint;
+
+/// The target of a token whose successor is of another document.
+const IGNORED: i64 = -100;
 
 /// A decoder with its head. Its parameters have the paths of the files' tensors, but for a norm's
 /// `gamma`, which is `weight` there.
@@ -18,6 +22,8 @@ pub struct Llm<B: Backend> {
     lm_head: Option<Linear<B>>,
     #[module(skip)]
     config: LlmConfig,
+    #[module(skip)]
+    checkpoint: Checkpoint,
 }
 
 /// Embedding, [blocks](DecoderBlock), and a final norm.
@@ -47,6 +53,7 @@ impl LlmConfig {
             },
             lm_head: head,
             config: self.clone(),
+            checkpoint: Checkpoint::None,
         }
     }
 }
@@ -68,21 +75,43 @@ impl<B: Backend> Llm<B> {
         weights::read_on_use(self, folder)
     }
 
+    /// Writes a Hugging Face directory that `transformers` loads: the parameters in f32, each read
+    /// when it is written, with the configuration and the tokenizer of the directory `from`, which
+    /// the model was read from. Where ranks share the parameters all of them call this, and one has
+    /// a directory to write to.
+    ///
+    /// # Errors
+    ///
+    /// A file that cannot be read or written.
+    pub fn write(&self, from: &Path, to: Option<&Path>) -> Result<(), LlmError> {
+        write::write(self, from, to)
+    }
+
     /// What the model is made of.
     pub fn config(&self) -> &LlmConfig {
         &self.config
+    }
+
+    /// What becomes of the activations of each block until backward.
+    #[must_use]
+    pub fn with_checkpoint(self, checkpoint: Checkpoint) -> Self {
+        Self { checkpoint, ..self }
     }
 
     /// # Shapes
     ///
     /// - tokens: `[batch, time]`
     /// - output: `[batch, time, width]`
-    pub fn hidden(&self, tokens: Tensor<B, 2, Int>) -> Tensor<B, 3> {
-        let [_, time] = tokens.dims();
-        let rotation = Rotation::new(&self.config, time, &tokens.device());
-        let embedded = self.model.embed_tokens.forward(tokens);
-        let blocks = self.model.layers.iter();
-        let x = blocks.fold(embedded, |x, block| block.forward(x, &rotation));
+    fn hidden(&self, tokens: Tensor<B, 2, Int>, layout: &Layout<B>) -> Tensor<B, 3> {
+        // In a scope, because a tensor can only be moved to the host if a scope has recorded it from
+        // its beginning.
+        let embed = || self.model.embed_tokens.forward(tokens);
+        let embedded = self.checkpoint.scope("embedding", embed);
+        let blocks = self.model.layers.iter().enumerate();
+        let x = blocks.fold(embedded, |x, (number, block)| {
+            let label = format!("layers.{number}");
+            self.checkpoint.scope(&label, || block.forward(x, layout))
+        });
         self.model.norm.forward(x)
     }
 
@@ -91,22 +120,24 @@ impl<B: Backend> Llm<B> {
     /// - tokens: `[batch, time]`
     /// - output: `[batch, time, vocabulary]`
     pub fn logits(&self, tokens: Tensor<B, 2, Int>) -> Tensor<B, 3> {
-        self.hidden(tokens).matmul(self.head_weight().unsqueeze())
+        let [_, time] = tokens.dims();
+        let layout = Layout::new(&self.config, &[], time, &tokens.device());
+        let hidden = self.hidden(tokens, &layout);
+        hidden.matmul(self.head_weight().unsqueeze())
     }
 
-    /// The mean cross entropy of every token after the first, in nats a token. The logits never
-    /// exist whole.
-    ///
-    /// # Shapes
-    ///
-    /// - tokens: `[batch, time]`
-    /// - output: `[1]`
-    pub fn loss(&self, tokens: Tensor<B, 2, Int>) -> Tensor<B, 1> {
-        let [_, time] = tokens.dims();
-        let targets = tokens.clone().slice_dim(1, 1..time).flatten::<1>(0, 1);
-        let hidden = self.hidden(tokens.slice_dim(1, 0..time - 1));
-        let loss = LinearCrossEntropyLossConfig::new().init();
-        loss.forward(hidden.flatten::<2>(0, 1), self.head_weight(), None, targets)
+    /// The mean cross entropy of every token after the first of its document, in nats a token, and
+    /// the number of these tokens. The logits never exist whole.
+    pub fn loss(&self, sequences: &Sequences<B>) -> LinearCrossEntropy<B> {
+        let [_, time] = sequences.tokens.dims();
+        let (device, read) = (sequences.tokens.device(), time - 1);
+        let layout = Layout::new(&self.config, &sequences.boundaries, read, &device);
+        let tokens = sequences.tokens.clone().slice_dim(1, 0..read);
+        let hidden = self.hidden(tokens, &layout).flatten::<2>(0, 1);
+        let loss = LinearCrossEntropyLossConfig::new().with_ignore_index(Some(IGNORED));
+        let targets = sequences.targets(IGNORED);
+        loss.init()
+            .forward_counted(hidden, self.head_weight(), None, targets)
     }
 
     /// `[width, vocabulary]`

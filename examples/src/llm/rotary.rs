@@ -11,26 +11,28 @@ use super::{LlmConfig, RotaryScaling};
 /// The angles by which queries and keys of some positions are rotated.
 #[derive(Clone, Debug)]
 pub struct Rotation<B: Backend> {
-    /// `[1, 1, time, features / 2]`, f32
+    /// `[sequences, 1, time, features / 2]`, f32
     cos: Tensor<B, 4>,
-    /// `[1, 1, time, features / 2]`, f32
+    /// `[sequences, 1, time, features / 2]`, f32
     sin: Tensor<B, 4>,
 }
 
 impl<B: Backend> Rotation<B> {
-    /// That of the first positions.
-    pub fn new(config: &LlmConfig, time: usize, device: &B::Device) -> Self {
+    /// That of these positions in each of some sequences, one after the other. One sequence stands
+    /// for all of a batch.
+    pub fn new(config: &LlmConfig, positions: &[usize], time: usize, device: &B::Device) -> Self {
         let frequencies = frequencies(config);
         let half = frequencies.len();
-        let angle = |position: usize| {
+        let angle = |position: &usize| {
+            let position = *position as f64;
             frequencies
                 .iter()
-                .map(move |frequency| position as f64 * frequency)
+                .map(move |frequency| position * frequency)
         };
-        let angles: Vec<f64> = (0..time).flat_map(angle).collect();
+        let angles: Vec<f64> = positions.iter().flat_map(angle).collect();
         let table = |of: fn(f64) -> f64| {
             let values: Vec<f32> = angles.iter().map(|angle| of(*angle) as f32).collect();
-            let data = TensorData::new(values, [1, 1, time, half]);
+            let data = TensorData::new(values, [positions.len() / time, 1, time, half]);
             Tensor::from_data(data, (device, DType::F32))
         };
         Self {

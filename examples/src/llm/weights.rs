@@ -13,7 +13,7 @@ use serde::Deserialize;
 use super::LlmError;
 
 /// The one file of a small model.
-const WHOLE: &str = "model.safetensors";
+pub(super) const WHOLE: &str = "model.safetensors";
 /// Names the file of each tensor of a large one.
 const INDEX: &str = "model.safetensors.index.json";
 
@@ -94,18 +94,21 @@ struct ReadOnUse {
 }
 
 impl ReadOnUse {
-    /// The name in files of the parameter at the path.
     fn name(&self) -> String {
-        let mut path = self.path.clone();
-        if let Some(last) = path.last_mut().filter(|last| *last == "gamma") {
-            *last = "weight".to_owned();
-        }
-        path.join(".")
+        name_in_files(&self.path.join("."))
+    }
+}
+
+/// The name in files of the parameter at a path of the model.
+pub(super) fn name_in_files(path: &str) -> String {
+    match path.strip_suffix("gamma") {
+        Some(norm) => format!("{norm}weight"),
+        None => path.to_owned(),
     }
 }
 
 /// Whether PyTorch has the transposed matrix: `[outputs, inputs]` for a linear layer.
-fn is_transposed(name: &str) -> bool {
+pub(super) fn is_transposed(name: &str) -> bool {
     name.ends_with("_proj.weight") || name == "lm_head.weight"
 }
 

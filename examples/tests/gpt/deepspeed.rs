@@ -6,7 +6,7 @@ use std::path::Path;
 use burn_amp::GradScalerConfig;
 use burn_zero::{ConfigError, HostAdamWConfig, ZeroConfig};
 use examples::gpt::deepspeed::DeepSpeed;
-use examples::gpt::precision::Amp;
+use examples::training::precision::Amp;
 use serde_json::{Value, json};
 
 fn try_read(json: &Value) -> Result<DeepSpeed, ConfigError> {

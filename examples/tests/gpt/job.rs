@@ -9,7 +9,7 @@ use burn_zero::{HostAdamWConfig, Memory, Stage};
 use clap::Parser;
 use examples::gpt::job::Job;
 use examples::gpt::options::Options;
-use examples::gpt::precision::Amp;
+use examples::training::precision::Amp;
 
 fn settle(file: &str, arguments: &str, ranks: usize) -> Result<Job, String> {
     let directory = tempfile::tempdir().unwrap();

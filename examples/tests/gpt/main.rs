@@ -20,10 +20,10 @@ use burn::prelude::*;
 use burn::record::{FullPrecisionSettings, NamedMpkFileRecorder, Recorder};
 use burn_flex::Flex;
 use clap::Parser;
-use examples::gpt::error::GptError;
 use examples::gpt::model::Gpt;
 use examples::gpt::options::Options;
 use examples::gpt::report::Report;
+use examples::training::error::TrainingError;
 use peak_alloc::PeakAlloc;
 
 /// As in the example itself.
@@ -58,7 +58,7 @@ fn options(directory: &Path, more: &str) -> Options {
 }
 
 /// Trains; rank 0 is always here.
-fn run(options: &Options) -> Result<Report, GptError> {
+fn run(options: &Options) -> Result<Report, TrainingError> {
     examples::gpt::run(options).map(Option::unwrap)
 }
 

@@ -6,8 +6,8 @@ use burn_zero::Stage;
 use clap::Parser;
 use examples::backend::BackendName;
 use examples::gpt::options::Options;
-use examples::gpt::precision::Amp;
-use examples::gpt::recompute::Checkpoint;
+use examples::training::precision::Amp;
+use examples::training::recompute::Checkpoint;
 
 fn parse(arguments: &str) -> Result<Options, String> {
     let arguments = ["gpt"].into_iter().chain(arguments.split_whitespace());

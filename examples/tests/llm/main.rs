@@ -15,7 +15,7 @@ use burn_decorator::module::for_each_float;
 use burn_flex::Flex;
 use burn_fused::FusedBackward;
 use burn_zero::{TensorFile, offload_parameters};
-use examples::llm::{Llm, LlmConfig, LlmError};
+use examples::llm::{Llm, LlmConfig, LlmError, Sequences};
 use serde::Deserialize;
 
 const MODELS: [&str; 5] = ["llama", "llama_biased", "mistral", "qwen2", "qwen3"];
@@ -80,7 +80,7 @@ fn computes_what_transformers_does<B: AutodiffBackend>(model: &str, llm: &Llm<B>
     let error = difference(&logits, &expected("logits"));
     assert!(error < 1e-5, "{model}: logits differ by {error:e}");
 
-    let loss = llm.loss(tokens(&reference));
+    let loss = llm.loss(&Sequences::whole(tokens(&reference))).loss;
     let gradients = loss.backward();
     let loss: f64 = loss.into_data().iter().next().expect("one number");
     assert!(

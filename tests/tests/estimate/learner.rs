@@ -20,7 +20,7 @@ use burn_flex::Flex;
 use burn_zero::{Sharded, SilentRenderer, Stage, ZeroOptimizer, ZeroSettings, ZeroStrategy};
 use examples::gpt::loader::TokenBatch;
 use examples::gpt::model::GptConfig;
-use examples::gpt::recompute::Checkpoint;
+use examples::training::recompute::Checkpoint;
 
 use super::turn;
 

@@ -35,7 +35,7 @@ use burn_estimate::{
 };
 use burn_flex::Flex;
 use burn_fused::FusedBackward;
-use examples::gpt::recompute::Checkpoint;
+use examples::training::recompute::Checkpoint;
 use peak_alloc::PeakAlloc;
 use programs::{Cnn, EncoderDecoder, Gpt, Mlp, Program, Recurrent};
 

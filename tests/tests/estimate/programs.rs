@@ -17,7 +17,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Distribution, Int, Tensor};
 use examples::gpt::loader::TokenBatch;
 use examples::gpt::model::{Gpt as GptModel, GptConfig};
-use examples::gpt::recompute::Checkpoint;
+use examples::training::recompute::Checkpoint;
 
 /// A model and its loss.
 pub trait Program {

@@ -24,7 +24,7 @@ use burn_zero::{
 };
 use examples::gpt::loader::TokenBatch;
 use examples::gpt::model::{Gpt as GptModel, GptConfig};
-use examples::gpt::recompute::Checkpoint;
+use examples::training::recompute::Checkpoint;
 
 use super::programs::{Gpt, Program};
 use super::{once, turn};

@@ -4,7 +4,7 @@
 use burn::backend::Autodiff;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_checkpoint::Remat;
-use examples::gpt::recompute::Checkpoint;
+use examples::training::recompute::Checkpoint;
 
 use super::{Hold, Training, counters, in_use, turn};
 

@@ -4,7 +4,7 @@ use burn::backend::Autodiff;
 use burn::tensor::backend::Backend;
 use burn_checkpoint::{Remat, RematStats};
 use examples::gpt::model::GptConfig;
-use examples::gpt::recompute::Checkpoint;
+use examples::training::recompute::Checkpoint;
 
 use super::{Training, counters, in_use, turn};
 

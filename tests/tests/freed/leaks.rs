@@ -11,7 +11,7 @@ use burn::tensor::{Distribution, Tensor, activation};
 use burn_checkpoint::{MemoryBudget, Remat, RematStats, checkpoint};
 use examples::backend::BackendName;
 use examples::gpt::model::GptConfig;
-use examples::gpt::recompute::Checkpoint;
+use examples::training::recompute::Checkpoint;
 
 use super::{Hold, Training, counters, in_use, turn};
 

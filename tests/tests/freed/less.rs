@@ -4,7 +4,7 @@
 use burn::backend::Autodiff;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_checkpoint::{Remat, RematStats};
-use examples::gpt::recompute::Checkpoint;
+use examples::training::recompute::Checkpoint;
 
 use super::{Hold, Training, counters, idle, in_use, most_in_use, turn};
 

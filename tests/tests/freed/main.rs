@@ -18,8 +18,8 @@ use burn_checkpoint::{InstalledBudget, MemoryBudget};
 use examples::backend::BackendName;
 use examples::gpt::loader::TokenBatch;
 use examples::gpt::model::{Gpt, GptConfig};
-use examples::gpt::recompute::Checkpoint;
 use examples::pools::Pools;
+use examples::training::recompute::Checkpoint;
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]

@@ -18,7 +18,7 @@ use burn_zero::{
     GroupOptions, ProcessGroup, Sharded, Stage, ThreadGroup, ZeroOptimizer, ZeroSettings,
 };
 use examples::gpt::model::{Gpt, GptConfig};
-use examples::gpt::recompute::Checkpoint;
+use examples::training::recompute::Checkpoint;
 use tests::compare::values;
 
 /// The tolerance for losses that differ in the order of f32 sums, relative to the first loss.

@@ -17,7 +17,7 @@ use burn_zero::{
     GroupOptions, ProcessGroup, Sharded, Stage, ThreadGroup, ZeroError, ZeroOptimizer, ZeroSettings,
 };
 use examples::gpt::model::{Gpt, GptConfig};
-use examples::gpt::recompute::Checkpoint;
+use examples::training::recompute::Checkpoint;
 use tests::compare::bits;
 
 type Ranks = Sharded<Autodiff<Remat<Flex>>>;

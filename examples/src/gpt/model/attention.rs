@@ -49,7 +49,7 @@ impl<B: Backend> CausalSelfAttention<B> {
                 .swap_dims(1, 2)
         };
 
-        let read = attend(by_head(query), by_head(key), by_head(value));
+        let read = attend(by_head(query), by_head(key), by_head(value), None);
 
         let joined = read.swap_dims(1, 2).reshape([batch, time, width]);
         self.dropout.forward(self.output.forward(joined))

@@ -23,7 +23,7 @@ use burn::prelude::*;
 use burn_backend::tensor::FloatTensor;
 use burn_decorator::module::for_each_float;
 
-use super::recompute::Checkpoint;
+use crate::training::recompute::Checkpoint;
 
 /// What [`Gpt`] is made of.
 #[derive(Config, Debug)]

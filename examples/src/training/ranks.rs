@@ -7,30 +7,29 @@ use burn::tensor::backend::DeviceId;
 use burn_ranks::{launched, local_rank};
 use burn_zero::{GroupOptions, ProcessGroup, SingleRank, ThreadGroup};
 
-use super::error::GptError;
-use super::options::Options;
+use super::error::TrainingError;
 
 /// One of the ranks: the group with its number in it.
 pub type Rank = Arc<dyn ProcessGroup>;
 
-/// Number of ranks: of the launcher, or else of the options.
+/// Number of ranks: of the launcher, or else of `--ranks`, by default 1. `example` is the program.
 ///
 /// # Errors
 ///
-/// [`GptError::Options`] if both name a number and differ, or if this build does not support the
-/// launcher's ranks.
-pub fn number_of_ranks(options: &Options) -> Result<usize, GptError> {
+/// [`TrainingError::Options`] if both name a number and differ, or if this build does not support
+/// the launcher's ranks.
+pub fn number_of_ranks(option: Option<usize>, example: &str) -> Result<usize, TrainingError> {
     let Some(processes) = launched() else {
-        return Ok(options.ranks.unwrap_or(1));
+        return Ok(option.unwrap_or(1));
     };
     if !cfg!(feature = "mpi") {
-        return Err(GptError::Options(format!(
+        return Err(TrainingError::Options(format!(
             "a launcher started {processes} processes, but this build knows no MPI: build it with\n    \
-             cargo build --release -p examples --features mpi --example gpt"
+             cargo build --release -p examples --features mpi --example {example}"
         )));
     }
-    match options.ranks {
-        Some(ranks) if ranks != processes => Err(GptError::Options(format!(
+    match option {
+        Some(ranks) if ranks != processes => Err(TrainingError::Options(format!(
             "--ranks {ranks}, but the launcher started {processes} processes, which are the ranks: leave --ranks out"
         ))),
         _ => Ok(processes),
@@ -41,11 +40,11 @@ pub fn number_of_ranks(options: &Options) -> Result<usize, GptError> {
 ///
 /// # Errors
 ///
-/// That of the first rank; [`GptError::Ranks`] where the ranks cannot go on together.
+/// That of the first rank; [`TrainingError::Ranks`] where the ranks cannot go on together.
 pub fn run_ranks<R: Send>(
     ranks: usize,
-    rank: impl Fn(Rank) -> Result<Option<R>, GptError> + Sync,
-) -> Result<Option<R>, GptError> {
+    rank: impl Fn(Rank) -> Result<Option<R>, TrainingError> + Sync,
+) -> Result<Option<R>, TrainingError> {
     #[cfg(feature = "mpi")]
     if launched().is_some() {
         let options = GroupOptions::default();

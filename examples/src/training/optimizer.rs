@@ -10,12 +10,13 @@ use burn::record::{FullPrecisionSettings, Record};
 use burn::tensor::backend::AutodiffBackend;
 use burn_accum::ClipGlobalNorm;
 use burn_zero::{
-    Memory, OffloadConfig, OffloadRecord, OffloadedAdamW, ParameterShards, ZeroError, ZeroOptimizer,
+    HostAdamWConfig, Memory, OffloadConfig, OffloadRecord, OffloadedAdamW, ParameterShards,
+    ZeroConfig, ZeroError, ZeroOptimizer,
 };
 use ciborium::Value;
 
-use super::error::GptError;
-use super::job::Job;
+use super::error::TrainingError;
+use super::ranks::Rank;
 
 /// Burn's AdamW, on the parameters that a [`ZeroOptimizer`] gives it: with one rank all of them.
 type OnDevice<B> = OptimizerAdaptor<AdamW, Shards<B>, B>;
@@ -40,35 +41,70 @@ pub enum PlacedRecord<B: AutodiffBackend> {
     Host(OffloadRecord),
 }
 
-/// The optimizer of a job over `ranks` ranks. It goes into a Learner with a ZeroStrategy, and there
-/// into the layers around it.
+/// What trains on `B`.
+pub type TrainingOptimizer<B> = ZeroOptimizer<ClipGlobalNorm<PlacedAdamW<B>>>;
+
+/// The optimizer for a Learner with a ZeroStrategy over `ranks` ranks, where it goes into the
+/// layers around it.
 ///
 /// # Errors
 ///
-/// [`GptError::Options`].
-pub fn optimizer<B: AutodiffBackend>(
-    job: &Job,
+/// [`TrainingError::Options`].
+pub fn in_learner<B: AutodiffBackend>(
+    adamw: &HostAdamWConfig,
+    zero: &ZeroConfig,
     ranks: usize,
-) -> Result<ZeroOptimizer<ClipGlobalNorm<PlacedAdamW<B>>>, GptError> {
-    let adamw = PlacedAdamW::new(job)?;
-    // Without clipping the limit is `f32::MAX`: gradients are multiplied with 1, which changes no
-    // bit, and the type is the same.
-    let max_norm = job.zero.gradient_clipping.unwrap_or(f32::MAX.into());
-    let clip =
-        ClipGlobalNorm::new(adamw, max_norm as f32).expect("the configuration's norm is positive");
-    let norm = clip.norm();
-    let zero = ZeroOptimizer::in_learner(clip, job.zero.settings());
-    Ok(match ranks {
-        1 => zero,
-        // A rank has only a shard of the gradients, so the norm is reduced over all ranks.
-        _ => zero.with_norm(move |value| norm.provide(value)),
-    })
+) -> Result<TrainingOptimizer<B>, TrainingError> {
+    let clip = clipped(adamw, zero)?;
+    Ok(with_norm_of_all_ranks(
+        ZeroOptimizer::in_learner(clip, zero.settings()),
+        ranks,
+    ))
+}
+
+/// The optimizer of a rank in a loop of one's own.
+///
+/// # Errors
+///
+/// [`TrainingError::Options`]; [`TrainingError::Ranks`] if the ranks' settings differ.
+pub fn of_rank<B: AutodiffBackend>(
+    adamw: &HostAdamWConfig,
+    zero: &ZeroConfig,
+    rank: &Rank,
+) -> Result<TrainingOptimizer<B>, TrainingError> {
+    let clip = clipped(adamw, zero)?;
+    let optimizer = ZeroOptimizer::new(clip, rank.clone(), zero.settings())?;
+    Ok(with_norm_of_all_ranks(optimizer, rank.world_size()))
+}
+
+/// AdamW, clipped to the configuration's norm.
+///
+/// Without clipping the limit is `f32::MAX`: gradients are multiplied with 1, which changes no bit,
+/// and the type is the same.
+fn clipped<B: AutodiffBackend>(
+    adamw: &HostAdamWConfig,
+    zero: &ZeroConfig,
+) -> Result<ClipGlobalNorm<PlacedAdamW<B>>, TrainingError> {
+    let adamw = PlacedAdamW::new(adamw, zero)?;
+    let max_norm = zero.gradient_clipping.unwrap_or(f32::MAX.into());
+    Ok(ClipGlobalNorm::new(adamw, max_norm as f32).expect("the configuration's norm is positive"))
+}
+
+/// A rank has only a shard of the gradients, so the norm is reduced over all ranks.
+fn with_norm_of_all_ranks<B: AutodiffBackend>(
+    optimizer: TrainingOptimizer<B>,
+    ranks: usize,
+) -> TrainingOptimizer<B> {
+    if ranks == 1 {
+        return optimizer;
+    }
+    let norm = optimizer.inner().norm();
+    optimizer.with_norm(move |value| norm.provide(value))
 }
 
 impl<B: AutodiffBackend> PlacedAdamW<B> {
-    fn new(job: &Job) -> Result<Self, GptError> {
-        let adamw = &job.adamw;
-        if job.zero.offload_optimizer == Memory::Device {
+    fn new(adamw: &HostAdamWConfig, zero: &ZeroConfig) -> Result<Self, TrainingError> {
+        if zero.offload_optimizer == Memory::Device {
             let burns = AdamWConfig::new()
                 .with_beta_1(adamw.beta_1 as f32)
                 .with_beta_2(adamw.beta_2 as f32)
@@ -77,10 +113,10 @@ impl<B: AutodiffBackend> PlacedAdamW<B> {
             return Ok(Self::Device(burns.init()));
         }
         let offload = OffloadConfig {
-            bucket_elements: job.zero.settings().bucket_elements,
+            bucket_elements: zero.settings().bucket_elements,
             ..OffloadConfig::new(adamw.clone())
         };
-        let refused = |error: ZeroError| GptError::Options(error.to_string());
+        let refused = |error: ZeroError| TrainingError::Options(error.to_string());
         offload.init().map(Self::Host).map_err(refused)
     }
 }

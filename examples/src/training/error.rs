@@ -1,12 +1,14 @@
 //! What can go wrong before and during a training.
 
 use std::io;
+use std::path::PathBuf;
 
 use crate::backend::BackendMissing;
+use crate::llm::LlmError;
 
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]
-pub enum GptError {
+pub enum TrainingError {
     /// Options, or a file of `--config`, that cannot be, alone or together or for this text, device
     /// or number of ranks: the values, and what would be right.
     #[error("{0}")]
@@ -27,6 +29,32 @@ pub enum GptError {
     /// The backend is not compiled in, or the machine lacks what it needs.
     #[error(transparent)]
     BackendMissing(#[from] BackendMissing),
+
+    /// A model's directory cannot be read or written.
+    #[error(transparent)]
+    Model(#[from] LlmError),
+
+    /// A text or a tokenizer that cannot be used.
+    #[error("{path}: {reason}", path = path.display())]
+    Text {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
+
+    /// A loss or a gradient is not finite.
+    #[error(
+        "update {update} has a loss of {loss} and a gradient norm of {norm}: the training has diverged; give a smaller --lr or --clip"
+    )]
+    Diverged {
+        /// Counted from 1.
+        update: usize,
+        /// Of the update's tokens.
+        loss: f64,
+        /// Of all gradients.
+        norm: f64,
+    },
 
     /// The device cannot compute in the precision, or the training cannot go on in it.
     #[error(transparent)]
@@ -50,7 +78,7 @@ pub enum GptError {
     },
 }
 
-impl GptError {
+impl TrainingError {
     /// Whether the command itself is wrong, rather than what came of it.
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::Options(_))

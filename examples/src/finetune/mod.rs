@@ -1,0 +1,45 @@
+//! Continues the training of a language model that others have published, on text of one's own.
+//!
+//! From the command to the report:
+//!
+//! - [`options`]: the command line;
+//! - [`text`]: tokens of the files, packed into sequences; [`order`]: which an update reads;
+//! - [`mod@train`]: the loop, with precision, optimizer and ranks from
+//!   [`training`](crate::training) and the model from [`llm`](crate::llm);
+//! - [`progress`], [`report`]: what it prints and writes.
+
+pub mod options;
+pub mod order;
+pub mod progress;
+pub mod report;
+pub mod text;
+pub mod train;
+
+use burn::prelude::Backend;
+
+use crate::backend::OnBackend;
+use crate::training::error::TrainingError;
+use crate::training::precision::Training;
+use options::Options;
+use report::Report;
+
+/// Trains on the backend that the options name, and reports where rank 0 is: nothing in the other
+/// processes of a job.
+///
+/// # Errors
+///
+/// The model or the text cannot be read or do not fit each other, the backend is not compiled in,
+/// or the [training](train::train) fails.
+pub fn run(options: &Options) -> Result<Option<Report>, TrainingError> {
+    options.backend.run("finetune", Train(options))?
+}
+
+struct Train<'a>(&'a Options);
+
+impl OnBackend for Train<'_> {
+    type Output = Result<Option<Report>, TrainingError>;
+
+    fn run<B: Backend>(self, device: B::Device) -> Self::Output {
+        train::train::<Training<B>>(self.0, device)
+    }
+}

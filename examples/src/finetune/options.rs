@@ -1,0 +1,203 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use burn_zero::{HostAdamWConfig, Memory, Stage, ZeroConfig};
+use clap::{Parser, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+use crate::backend::BackendName;
+use crate::gpt::options::{learning_rate, positive, probability, stage};
+use crate::training::precision::Amp;
+use crate::training::recompute::Checkpoint;
+
+/// Continues the training of a Llama, Mistral, Qwen2 or Qwen3 model on text, and writes it as a
+/// Hugging Face directory.
+#[derive(Parser, Clone, Debug, PartialEq)]
+#[command(name = "finetune", version, args_override_self = true)]
+pub struct Options {
+    /// The model: a directory with config.json, tokenizer.json and *.safetensors
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+
+    /// Text to train on, a document each
+    #[arg(long, value_name = "FILE", num_args = 1.., required = true, help_heading = "Data")]
+    pub text: Vec<PathBuf>,
+
+    /// Text to validate on [default: the last twentieth of the sequences of --text]
+    #[arg(long, value_name = "FILE", num_args = 1.., help_heading = "Data")]
+    pub valid: Vec<PathBuf>,
+
+    /// Tokens of a sequence
+    #[arg(long, default_value_t = 256, value_parser = at_least_two, help_heading = "Data")]
+    pub context: usize,
+
+    /// What a sequence is when it has tokens of several documents
+    #[arg(long, value_enum, default_value_t = Packing::Documents, help_heading = "Data")]
+    pub packing: Packing,
+
+    /// Read the sequences as they are in the text, not in another order in each epoch
+    #[arg(long, help_heading = "Data")]
+    pub no_shuffle: bool,
+
+    /// Optimizer updates [default: as many as read the text once]
+    #[arg(long, value_parser = positive(), help_heading = "Training")]
+    pub steps: Option<usize>,
+
+    /// Sequences in a batch of a rank, that is, a micro-batch: what is in memory at once
+    #[arg(long, default_value_t = 2, value_parser = positive(), help_heading = "Training")]
+    pub batch: usize,
+
+    /// Batches of a rank in an update (gradient accumulation)
+    #[arg(long, default_value_t = 1, value_parser = positive(), help_heading = "Training")]
+    pub accum: usize,
+
+    /// Highest learning rate
+    #[arg(long, default_value_t = 2e-5, value_parser = learning_rate, help_heading = "Training")]
+    pub lr: f64,
+
+    /// How the learning rate goes on: stays, or falls to 0 along half a cosine
+    #[arg(long, value_enum, default_value_t = Schedule::Cosine, help_heading = "Training")]
+    pub schedule: Schedule,
+
+    /// AdamW's decay of the mean of gradients
+    #[arg(long, default_value_t = 0.9, value_parser = probability, help_heading = "Training")]
+    pub beta_1: f64,
+
+    /// AdamW's decay of the mean of squared gradients
+    #[arg(long, default_value_t = 0.999, value_parser = probability, help_heading = "Training")]
+    pub beta_2: f64,
+
+    /// AdamW's term beside the root of the mean of squared gradients
+    #[arg(long, default_value_t = 1e-8, value_parser = above_zero, help_heading = "Training")]
+    pub epsilon: f64,
+
+    /// AdamW's weight decay, of all parameters
+    #[arg(long, default_value_t = 0.01, value_parser = probability, help_heading = "Training")]
+    pub weight_decay: f64,
+
+    /// The norm over all gradients that they are scaled down to
+    #[arg(long, value_name = "NORM", default_value_t = 1.0, value_parser = above_zero)]
+    #[arg(help_heading = "Training")]
+    pub clip: f64,
+
+    /// Seed of the order and of dropout
+    #[arg(long, default_value_t = 42, help_heading = "Training")]
+    pub seed: u64,
+
+    /// Precision of the forward and backward pass; parameters and optimizer stay in f32
+    #[arg(long, value_enum, default_value_t = Amp::Off, help_heading = "Memory and speed")]
+    pub amp: Amp,
+
+    /// What becomes of activations until backward: none, block, keep-compute, offload, budget=MIB
+    /// or budget=40%
+    #[arg(long, value_name = "HOW", default_value_t = Checkpoint::None)]
+    #[arg(help_heading = "Memory and speed")]
+    pub checkpoint: Checkpoint,
+
+    /// Keep the optimizer's state in host memory and update parameters there
+    #[arg(long, help_heading = "Memory and speed")]
+    pub offload: bool,
+
+    /// Keep parameters in host memory: the device holds one only while it is used
+    #[arg(long, help_heading = "Memory and speed")]
+    pub offload_param: bool,
+
+    /// What is sharded over ranks: 0 nothing (plain data parallel), 1 optimizer state, 2 gradients
+    /// too, 3 parameters too
+    #[arg(long, value_name = "STAGE", default_value = "0", value_parser = stage)]
+    #[arg(help_heading = "Memory and speed")]
+    pub zero: Stage,
+
+    /// Ranks, as threads of this process, a device each; under mpirun and srun their processes are
+    /// the ranks [default: 1]
+    #[arg(long, value_parser = positive(), help_heading = "Memory and speed")]
+    pub ranks: Option<usize>,
+
+    /// Where to compute; cuda, tch and vulkan are features of this package
+    #[arg(long, value_enum, default_value_t = BackendName::Flex)]
+    #[arg(help_heading = "Memory and speed")]
+    pub backend: BackendName,
+
+    /// Directory of the trained model and of report.json
+    #[arg(long, default_value = "artifacts/finetune")]
+    pub output: PathBuf,
+}
+
+/// What `--packing` chooses from.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Packing {
+    /// Attention stays within a document, and positions begin again in each
+    Documents,
+    /// One text: attention crosses the boundaries of documents
+    Plain,
+}
+
+/// What `--schedule` chooses from.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Schedule {
+    /// The learning rate stays
+    Constant,
+    /// It falls to 0 along half a cosine
+    Cosine,
+}
+
+impl Schedule {
+    /// The learning rate of an update, counted from 0, of `steps`: PyTorch's `CosineAnnealingLR`.
+    pub fn lr(self, highest: f64, update: usize, steps: usize) -> f64 {
+        match self {
+            Self::Constant => highest,
+            Self::Cosine => {
+                let turned = std::f64::consts::PI * update as f64 / steps as f64;
+                highest * (1.0 + turned.cos()) / 2.0
+            }
+        }
+    }
+}
+
+impl Options {
+    /// AdamW's numbers.
+    pub fn adamw(&self) -> HostAdamWConfig {
+        HostAdamWConfig {
+            beta_1: self.beta_1,
+            beta_2: self.beta_2,
+            epsilon: self.epsilon,
+            weight_decay: self.weight_decay,
+        }
+    }
+
+    /// Stage, clipping, offload.
+    pub fn zero(&self) -> ZeroConfig {
+        let place = |is_offloaded| {
+            if is_offloaded {
+                Memory::Host
+            } else {
+                Memory::Device
+            }
+        };
+        ZeroConfig {
+            stage: self.zero,
+            gradient_clipping: Some(self.clip),
+            offload_optimizer: place(self.offload),
+            offload_param: place(self.offload_param),
+            ..ZeroConfig::default()
+        }
+    }
+}
+
+fn above_zero(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(number) if number > 0.0 && f64::is_finite(number) => Ok(number),
+        _ => Err("must be a number above 0".into()),
+    }
+}
+
+/// The loss is of every token after the first.
+fn at_least_two(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(tokens) if tokens >= 2 => Ok(tokens),
+        _ => Err("must be a number of at least 2".into()),
+    }
+}

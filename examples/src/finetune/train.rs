@@ -1,0 +1,252 @@
+//! The training: a loop of its own, because every update is reported.
+
+use std::sync::Mutex;
+
+use burn::module::AutodiffModule;
+use burn::optim::Optimizer;
+use burn::prelude::*;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::Interrupter;
+use burn_accum::{AccumConfig, Counted, MultiSteps};
+use burn_amp::GradScaler;
+use burn_checkpoint::MemoryBudget;
+use burn_zero::{Memory, offload_parameters};
+
+use super::options::Options;
+use super::order::Order;
+use super::progress::Progress;
+use super::report::Report;
+use super::text::{Sequence, Text, batch};
+use crate::llm::{Llm, LlmConfig};
+use crate::pools::peak_bytes;
+use crate::training::error::TrainingError;
+use crate::training::optimizer::of_rank;
+use crate::training::ranks::{Rank, device_of, number_of_ranks, run_ranks};
+
+/// Trains, and reports where rank 0 is; the device is one of the backend that the options name.
+///
+/// # Errors
+///
+/// Anything that [`TrainingError`] lists, the first of it before the first step wherever that is
+/// possible.
+pub fn train<B: AutodiffBackend>(
+    options: &Options,
+    device: B::Device,
+) -> Result<Option<Report>, TrainingError> {
+    let ranks = number_of_ranks(options.ranks, "finetune")?;
+    let (policy, scaler) = options.amp.configs();
+    policy.check::<B>(&device)?;
+    policy.install()?;
+    GradScaler::new(&scaler)?;
+    let config = LlmConfig::read(&options.model)?;
+    if options.context > config.context {
+        return Err(TrainingError::Options(format!(
+            "--context {} is longer than the {} tokens that the model was made for (max_position_embeddings)",
+            options.context, config.context
+        )));
+    }
+    let text = Text::load(options, config.vocabulary)?;
+    let model = config.init::<B>(&device).read_weights(&options.model)?;
+    fs_err::create_dir_all(&options.output)?;
+    let update_sequences = options.batch * options.accum * ranks;
+    let of_one_epoch = (text.train.len() / update_sequences).max(1);
+    let run = Run {
+        steps: options.steps.unwrap_or(of_one_epoch),
+        update_sequences,
+        model: Mutex::new(model.with_checkpoint(options.checkpoint)),
+        options,
+        text,
+        device,
+    };
+    run_ranks(ranks, |rank| run.train(&rank))
+}
+
+/// The values that the ranks of a process share.
+struct Run<'a, B: AutodiffBackend> {
+    options: &'a Options,
+    steps: usize,
+    /// Sequences in an update, of all ranks.
+    update_sequences: usize,
+    text: Text,
+    model: Mutex<Llm<B>>,
+    device: B::Device,
+}
+
+impl<B: AutodiffBackend> Run<'_, B> {
+    /// Trains one rank.
+    fn train(&self, rank: &Rank) -> Result<Option<Report>, TrainingError> {
+        let (options, is_first) = (self.options, rank.rank() == 0);
+        rank.agree_equal("settings", &format!("{options:?}"))?;
+        let device = device_of::<B>(rank, &self.device);
+        let zero_config = options.zero();
+        let mut zero = of_rank::<B>(&options.adamw(), &zero_config, rank)?;
+        let model = self.model.lock().expect("no holder panics").clone();
+        let model = match zero_config.offload_param {
+            Memory::Device => model.fork(&device),
+            Memory::Host => offload_parameters::<B, _>(model.fork(&device))
+                .expect("the backend that trains has a `Remat`"),
+        };
+        let parameters = model.config().parameters();
+        if is_first {
+            self.announce(parameters);
+        }
+        let mut model = zero.prepare::<B, _>(model)?;
+        let norm = zero.inner().norm();
+        let items_of_all_ranks = zero.items_of_all_ranks();
+        let window = MultiSteps::new(zero, AccumConfig::tokens(options.accum));
+        let window = window.expect("a window has steps");
+        let window = window.with_items_of_all_ranks(items_of_all_ranks);
+        let interrupter = Interrupter::new();
+        let (_, scaler) = options.amp.configs();
+        let scaler = GradScaler::new(&scaler)?.with_interrupter(interrupter.clone());
+        let mut optimizer = scaler.wrap(window);
+        let _budget = options.checkpoint.budget().map(MemoryBudget::install);
+
+        let valid_loss_before = self.validate(&model, &device);
+        if is_first {
+            println!("validation loss {valid_loss_before:.4}");
+        }
+        B::seed(&device, options.seed);
+        let mut order = Order::new(
+            self.text.train.len(),
+            (!options.no_shuffle).then_some(options.seed),
+        );
+        let mut progress = Progress::new(self.steps);
+        let (mut losses, mut gradient_norms) = (Vec::new(), Vec::new());
+        for update in 0..self.steps {
+            let lr = options.schedule.lr(options.lr, update, self.steps);
+            let mut sums = Sums::default();
+            for sequences in self.micro_batches(&mut order, update, rank) {
+                let output = model.loss(&batch::<B>(&sequences, &device));
+                let (loss, items) = (output.loss, output.items);
+                sums.add(
+                    loss.clone().inner() * items.clone().inner(),
+                    items.clone().inner(),
+                );
+                let gradients = Counted::mean(loss, items).backward(&model);
+                model = optimizer.step(lr, model, gradients);
+                if let Some(error) = scaler.error() {
+                    return Err(error.into());
+                }
+            }
+            let loss = sums.mean_of_all_ranks(rank)?;
+            let norm = norm.last().map_or(f64::NAN, f64::from);
+            let skips = scaler.skipped_steps() > 0;
+            if !loss.is_finite() || !(norm.is_finite() || skips) {
+                let update = update + 1;
+                return Err(TrainingError::Diverged { update, loss, norm });
+            }
+            losses.push(loss);
+            gradient_norms.push(norm);
+            if is_first {
+                let tokens = (update + 1) * self.update_sequences * options.context;
+                progress.update(update + 1, loss, norm, tokens);
+            }
+        }
+        let seconds = progress.seconds();
+        let valid_loss = self.validate(&model, &device);
+        model.write(&options.model, is_first.then_some(&options.output))?;
+        if !is_first {
+            return Ok(None);
+        }
+        let tokens = self.steps * self.update_sequences * options.context;
+        let report = Report {
+            losses,
+            gradient_norms,
+            valid_loss_before,
+            valid_loss,
+            tokens_per_second: tokens as f64 / seconds,
+            peak_bytes: peak_bytes(),
+            skipped_steps: scaler.skipped_steps(),
+            steps: self.steps,
+            micro_batch: options.batch,
+            window: options.accum,
+            ranks: rank.world_size(),
+            context: options.context,
+            precision: options.amp.dtype().into(),
+            stage: options.zero.number(),
+            parameters,
+            sequences: self.text.train.len(),
+        };
+        report.write(options)?;
+        Ok(Some(report))
+    }
+
+    fn announce(&self, parameters: usize) {
+        let (options, text) = (self.options, &self.text);
+        let (train, valid, context) = (text.train.len(), text.valid.len(), options.context);
+        println!(
+            "{}: {parameters} parameters\ntext: {train} sequences of {context} tokens, {valid} held out\n\
+             {} updates of {} sequences in {}, into {}",
+            options.model.display(),
+            self.steps,
+            self.update_sequences,
+            options.amp.dtype(),
+            options.output.display(),
+        );
+    }
+
+    /// The rank's micro-batches of an update: those of all ranks are assigned in turn.
+    fn micro_batches(&self, order: &mut Order, update: usize, rank: &Rank) -> Vec<Vec<&Sequence>> {
+        let sequences = order.update(update, self.update_sequences);
+        let micro_batches = sequences.chunks(self.options.batch);
+        let of_rank = micro_batches.skip(rank.rank()).step_by(rank.world_size());
+        let sequences = |micro_batch: &[usize]| {
+            let sequences = micro_batch.iter();
+            sequences.map(|number| &self.text.train[*number]).collect()
+        };
+        of_rank.map(sequences).collect()
+    }
+
+    /// The mean loss of the held-out tokens. Every rank computes it: at stage 3 none has the model
+    /// without the others.
+    fn validate(&self, model: &Llm<B>, device: &B::Device) -> f64 {
+        let model = model.valid();
+        let held_out: Vec<_> = self.text.valid.iter().collect();
+        let mut sums = Sums::default();
+        for sequences in held_out.chunks(self.options.batch) {
+            let output = model.loss(&batch(sequences, device));
+            sums.add(output.loss * output.items.clone(), output.items);
+        }
+        sums.mean()
+    }
+}
+
+/// The sums of losses and of the tokens that they are of, on the device until they are read.
+struct Sums<B: Backend> {
+    sums: Option<(Tensor<B, 1>, Tensor<B, 1>)>,
+}
+
+impl<B: Backend> Default for Sums<B> {
+    fn default() -> Self {
+        Self { sums: None }
+    }
+}
+
+impl<B: Backend> Sums<B> {
+    fn add(&mut self, loss: Tensor<B, 1>, items: Tensor<B, 1>) {
+        self.sums = Some(match self.sums.take() {
+            Some((losses, all)) => (losses + loss, all + items),
+            None => (loss, items),
+        });
+    }
+
+    /// The sums of losses and of tokens.
+    fn read(self) -> (f64, f64) {
+        let (losses, items) = self.sums.expect("an update has a micro-batch");
+        let both = Tensor::cat(vec![losses, items], 0).into_data();
+        let both: Vec<f64> = both.iter().collect();
+        (both[0], both[1])
+    }
+
+    fn mean(self) -> f64 {
+        let (losses, items) = self.read();
+        losses / items
+    }
+
+    fn mean_of_all_ranks(self, rank: &Rank) -> Result<f64, TrainingError> {
+        let (losses, items) = self.read();
+        let losses = rank.agree_sum("loss of an update", losses)?;
+        Ok(losses / rank.agree_sum("tokens of an update", items)?)
+    }
+}

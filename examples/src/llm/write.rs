@@ -1,0 +1,128 @@
+//! A model as a Hugging Face directory.
+
+use std::borrow::Cow;
+use std::path::Path;
+
+use burn::prelude::*;
+use burn_backend::TensorMetadata;
+use burn_backend::tensor::FloatTensor;
+use burn_decorator::module::for_each_float;
+use safetensors::tensor::{Dtype, View, serialize_to_file};
+use serde_json::Value;
+
+use super::weights::{WHOLE, is_transposed, name_in_files};
+use super::{Llm, LlmError};
+
+/// The tokenizer's files, of which a model has some.
+const TOKENIZER: [&str; 8] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+];
+
+/// Writes the model in f32, with the configuration and the tokenizer of the directory that it was
+/// read from. Without a directory to write to only reads every parameter, in the same order.
+pub(super) fn write<B: Backend>(
+    model: &Llm<B>,
+    from: &Path,
+    to: Option<&Path>,
+) -> Result<(), LlmError> {
+    let mut parameters = Vec::new();
+    for_each_float(model, |path, _, tensor| {
+        let name = name_in_files(path);
+        let is_transposed = is_transposed(&name);
+        let mut shape = tensor.shape().to_vec();
+        if is_transposed {
+            shape.reverse();
+        }
+        let parameter = Parameter::<B> {
+            tensor,
+            is_transposed,
+            shape,
+        };
+        parameters.push((name, parameter));
+    });
+    // As the file has them: ranks that read a parameter together read in one order.
+    parameters.sort_by(|(left, _), (right, _)| left.cmp(right));
+    let Some(to) = to else {
+        for (_, parameter) in &parameters {
+            parameter.data();
+        }
+        return Ok(());
+    };
+    fs_err::create_dir_all(to)?;
+    let path = to.join(WHOLE);
+    // What `save_pretrained` writes, and `transformers` asks for.
+    let metadata = [("format".to_owned(), "pt".to_owned())].into();
+    serialize_to_file(parameters, Some(metadata), &path).map_err(|error| {
+        let reason = format!("cannot write {}: {error}", path.display());
+        std::io::Error::other(reason)
+    })?;
+    for file in TOKENIZER {
+        if from.join(file).exists() {
+            fs_err::copy(from.join(file), to.join(file))?;
+        }
+    }
+    write_config(from, to)
+}
+
+/// The configuration, with the type of the weights that were written.
+fn write_config(from: &Path, to: &Path) -> Result<(), LlmError> {
+    let path = from.join("config.json");
+    let text = fs_err::read_to_string(&path)?;
+    let refused = |error: serde_json::Error| LlmError::Json {
+        path: path.clone(),
+        reason: error.to_string(),
+    };
+    let mut config: serde_json::Map<String, Value> =
+        serde_json::from_str(&text).map_err(refused)?;
+    // Transformers 5 calls it `dtype`, and reads both.
+    for key in ["dtype", "torch_dtype"] {
+        if let Some(dtype) = config.get_mut(key) {
+            *dtype = "float32".into();
+        }
+    }
+    let text = serde_json::to_string_pretty(&config).map_err(refused)?;
+    Ok(fs_err::write(to.join("config.json"), text + "\n")?)
+}
+
+/// A tensor of the file, read from the device when it is written.
+struct Parameter<B: Backend> {
+    tensor: FloatTensor<B>,
+    /// Whether the file has the transposed matrix.
+    is_transposed: bool,
+    /// In the file.
+    shape: Vec<usize>,
+}
+
+impl<B: Backend> View for Parameter<B> {
+    fn dtype(&self) -> Dtype {
+        Dtype::F32
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        let tensor = self.tensor.clone();
+        let tensor = if self.is_transposed {
+            B::float_transpose(tensor)
+        } else {
+            tensor
+        };
+        let data = burn_backend::read_sync(B::float_into_data(tensor));
+        let values = data.expect("a parameter can be read");
+        let bytes = values.iter::<f32>().flat_map(f32::to_le_bytes);
+        Cow::Owned(bytes.collect())
+    }
+
+    fn data_len(&self) -> usize {
+        self.shape.iter().product::<usize>() * size_of::<f32>()
+    }
+}

@@ -1,0 +1,260 @@
+//! The updates of `finetune` are those of transformers (`golden.py`), with every option that must
+//! not change them, and what cannot be trained is refused by its name.
+
+mod text;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use burn_flex::Flex;
+use clap::Parser;
+use examples::finetune::options::{Options, Schedule};
+use examples::finetune::report::Report;
+use examples::llm::LlmConfig;
+use examples::training::error::TrainingError;
+use serde_json::Value;
+
+/// The precision is a setting of the process, and random numbers are its backend's: trainings take
+/// turns.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn tests() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")
+}
+
+fn golden() -> Value {
+    let text = fs::read_to_string(tests().join("finetune/training.json")).expect("a reference");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    serde_json::from_value(value.clone()).expect("numbers")
+}
+
+/// A directory of a small model with the tokenizer.
+struct Directory(tempfile::TempDir);
+
+impl Directory {
+    fn new(model: &str) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let to = directory.path().join("model");
+        fs::create_dir(&to).expect("a directory");
+        for file in ["config.json", "model.safetensors"] {
+            let from = tests().join("llm").join(model).join(file);
+            fs::copy(from, to.join(file)).expect("a copy");
+        }
+        let from = tests().join("finetune/tokenizer.json");
+        fs::copy(from, to.join("tokenizer.json")).expect("a copy");
+        Self(directory)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// The options of the reference, and more.
+    fn options(&self, more: &str) -> Options {
+        let text = ["one.txt", "two.txt"].map(|file| tests().join("finetune").join(file));
+        let [one, two] = text.each_ref().map(|file| file.display());
+        let (model, output) = (self.path("model"), self.path("output"));
+        let arguments = format!(
+            "finetune --model {} --output {} --no-shuffle --schedule constant --lr 1e-3 --beta-2 0.95 \
+             --weight-decay 0.1 --context 16 --batch 2 --steps 5 --text {one} {two} {more}",
+            model.display(),
+            output.display(),
+        );
+        Options::parse_from(arguments.split_whitespace())
+    }
+
+    /// Trains; rank 0 is always here.
+    fn run(&self, more: &str) -> Result<Report, TrainingError> {
+        examples::finetune::run(&self.options(more)).map(Option::unwrap)
+    }
+}
+
+fn assert_near(what: &str, ours: &[f64], theirs: &[f64], tolerance: f64) {
+    assert_eq!(ours.len(), theirs.len(), "{what}");
+    for (update, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
+        assert!(
+            (ours - theirs).abs() <= tolerance * theirs.abs(),
+            "{what} of update {}: {ours}, not {theirs}",
+            update + 1
+        );
+    }
+}
+
+/// Losses and norms, to a relative tolerance.
+fn assert_follows(report: &Report, run: &str, tolerance: f64) {
+    let golden = &golden()[run];
+    assert_near(
+        &format!("{run}: loss"),
+        &report.losses,
+        &numbers(&golden["losses"]),
+        tolerance,
+    );
+    assert_near(
+        &format!("{run}: norm"),
+        &report.gradient_norms,
+        &numbers(&golden["norms"]),
+        10.0 * tolerance,
+    );
+}
+
+#[test]
+fn every_update_is_that_of_transformers() {
+    let _turn = turn();
+    for model in ["llama", "qwen3"] {
+        for packing in ["plain", "documents"] {
+            let report = Directory::new(model).run(&format!("--packing {packing}"));
+            let report = report.expect("a report");
+            assert_follows(&report, &format!("{model} {packing}"), 2e-5);
+        }
+    }
+}
+
+#[test]
+fn bf16_stays_near() {
+    let _turn = turn();
+    let report = Directory::new("llama").run("--amp bf16");
+    assert_follows(&report.expect("a report"), "llama documents", 2e-2);
+}
+
+/// The sequences of an update are the same, however they fall into micro-batches and ranks.
+#[test]
+fn no_option_for_memory_changes_an_update() {
+    let _turn = turn();
+    for more in [
+        "--batch 1 --accum 2",
+        "--checkpoint block",
+        "--offload",
+        "--offload-param --offload",
+        "--batch 1 --ranks 2",
+        "--batch 1 --ranks 2 --zero 1",
+        "--batch 1 --ranks 2 --zero 2 --offload",
+        "--batch 1 --ranks 2 --zero 3",
+    ] {
+        let report = Directory::new("qwen3").run(more);
+        let report = report.unwrap_or_else(|error| panic!("{more}: {error}"));
+        assert_follows(&report, "qwen3 documents", 2e-5);
+    }
+}
+
+/// What is written is a model's directory: its loss on the held-out text is that at the end of the
+/// training, also where ranks share the parameters.
+#[test]
+fn the_trained_model_can_be_trained_on() {
+    let _turn = turn();
+    for more in ["", "--batch 1 --ranks 2 --zero 3"] {
+        let directory = Directory::new("llama");
+        let first = directory.run(more).expect("a report");
+        assert!(first.valid_loss < first.valid_loss_before);
+        let output = directory.path("output");
+        let again = format!(
+            "--model {} --output {}",
+            output.display(),
+            directory.path("again").display()
+        );
+        let second = directory.run(&again).expect("a report");
+        let difference = (second.valid_loss_before - first.valid_loss).abs();
+        assert!(difference < 1e-6, "{more}: {difference:e}");
+        for file in ["config.json", "tokenizer.json", "report.json"] {
+            assert!(output.join(file).exists(), "{file}");
+        }
+        let read = LlmConfig::read(&output).expect("a configuration");
+        assert_eq!(
+            read,
+            LlmConfig::read(&directory.path("model")).expect("one")
+        );
+        let model = read.init::<Flex>(&Default::default());
+        model.read_weights(&output).expect("weights");
+    }
+}
+
+#[test]
+fn a_cosine_falls_to_zero() {
+    let rate = |update| Schedule::Cosine.lr(2.0, update, 4);
+    assert_eq!(rate(0), 2.0);
+    assert!((rate(2) - 1.0).abs() < 1e-12);
+    assert!(rate(3) < 0.3 && rate(4).abs() < 1e-12);
+    assert_eq!(Schedule::Constant.lr(2.0, 3, 4), 2.0);
+}
+
+fn refusal(directory: &Directory, more: &str) -> String {
+    directory.run(more).expect_err(more).to_string()
+}
+
+#[test]
+fn a_loss_that_is_no_number_ends_the_training() {
+    let _turn = turn();
+    let directory = Directory::new("llama");
+    let weights = directory.path("model").join("model.safetensors");
+    let mut bytes = fs::read(&weights).expect("a file");
+    let last = bytes.len() - size_of::<f32>();
+    bytes[last..].copy_from_slice(&f32::NAN.to_le_bytes());
+    fs::write(&weights, bytes).expect("a file");
+    let error = directory.run("").expect_err("NaN");
+    assert!(
+        matches!(error, TrainingError::Diverged { update: 1, .. }),
+        "{error}"
+    );
+    let error = error.to_string();
+    assert!(error.contains("NaN") && error.contains("--lr"), "{error}");
+    assert!(!directory.path("output").join("model.safetensors").exists());
+}
+
+#[test]
+fn what_cannot_be_trained_is_refused_by_its_name() {
+    let _turn = turn();
+    let directory = Directory::new("llama");
+    let error = refusal(&directory, "--context 65");
+    assert!(
+        error.contains("--context 65") && error.contains("64"),
+        "{error}"
+    );
+
+    let binary = directory.path("binary");
+    fs::write(&binary, [b'a', b'b', 0xff]).expect("a file");
+    let error = refusal(&directory, &format!("--text {}", binary.display()));
+    assert!(
+        error.contains("binary") && error.contains("byte 2"),
+        "{error}"
+    );
+
+    let short = directory.path("short");
+    fs::write(&short, "the fox").expect("a file");
+    let options = Options {
+        text: vec![short],
+        ..directory.options("")
+    };
+    let error = examples::finetune::run(&options)
+        .expect_err("short")
+        .to_string();
+    assert!(
+        error.contains("too short") && error.contains("--context"),
+        "{error}"
+    );
+
+    // A tokenizer with a token more than the model.
+    let tokenizer = directory.path("model").join("tokenizer.json");
+    let text = fs::read_to_string(&tokenizer).expect("a tokenizer");
+    let mut json: Value = serde_json::from_str(&text).expect("JSON");
+    json["added_tokens"] = serde_json::json!([{
+        "id": 40, "content": "fox", "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": false, "special": false
+    }]);
+    fs::write(&tokenizer, json.to_string()).expect("a tokenizer");
+    let error = refusal(&directory, "");
+    assert!(
+        error.contains("one.txt") && error.contains("\"fox\""),
+        "{error}"
+    );
+
+    fs::remove_file(&tokenizer).expect("a file");
+    let error = refusal(&directory, "");
+    assert!(error.contains("tokenizer.json"), "{error}");
+}
