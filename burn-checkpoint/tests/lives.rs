@@ -370,8 +370,8 @@ struct Found {
     counted_peak: u64,
 }
 
-const STEPS: usize = 80;
-const EARLY: usize = 20;
+const STEPS: usize = 40;
+const EARLY: usize = 15;
 
 fn run(program: Program, budget: Option<u64>) -> Found {
     B::seed(&Default::default(), 1);
