@@ -385,12 +385,12 @@ fn saturated_functions_are_finite_at_infinity<X: Backend>()
 where
     Autocast<Autodiff<X>, F16>: AutodiffBackend,
 {
-    type B<X> = Autocast<Autodiff<X>, F16>;
+    type Vector<X> = Tensor<Autocast<Autodiff<X>, F16>, 1>;
+    type Function<X> = fn(Vector<X>) -> Vector<X>;
     let infinite = TensorData::from([f32::INFINITY, f32::NEG_INFINITY]);
-    let functions: [(&str, fn(Tensor<B<X>, 1>) -> Tensor<B<X>, 1>); 2] =
-        [("tanh", Tensor::tanh), ("erf", Tensor::erf)];
+    let functions: [(&str, Function<X>); 2] = [("tanh", Tensor::tanh), ("erf", Tensor::erf)];
     for (name, function) in functions {
-        let leaf = Tensor::from_data(infinite.clone(), &Default::default()).require_grad();
+        let leaf = Vector::<X>::from_data(infinite.clone(), &Default::default()).require_grad();
         let result = function(leaf.clone().cast(DType::F16));
         let gradients = result.clone().sum().backward();
         assert_eq!(values(result), [1.0, -1.0], "{name}");
