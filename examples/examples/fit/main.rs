@@ -992,10 +992,11 @@ mod tests {
     }
 
     /// The gpt example's own model in less memory than it needs: where the host computes, replays,
-    /// records and searches take longer than more launches.
+    /// records and searches take longer than more launches. (In one MiB more a budget evicts less,
+    /// and is the faster one by 4 %.)
     #[test]
     fn on_a_cpu_a_smaller_micro_batch_is_chosen_before_a_budget() {
-        let plan = run_on("--device cpu --batch 16 --memory 24M", CPU).plan;
+        let plan = run_on("--device cpu --batch 16 --memory 23M", CPU).plan;
         let is_budget = |planned: &Planned<Setting>| {
             matches!(planned.setting.checkpoint, Checkpoint::BudgetMib(_))
         };
