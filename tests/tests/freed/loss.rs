@@ -10,16 +10,13 @@ use examples::backend::BackendName;
 
 use super::{counters, idle, in_use, most_in_use, turn};
 
-/// 16 rows for each column, as 8,192 rows of 512 are.
-const ROWS: usize = 1024;
-const WIDTH: usize = 64;
-
-/// Columns of the logits. Flex takes more of them, because the tape's nodes are on the heap too and
-/// must be a small part of it.
-fn classes<B: Backend>() -> usize {
+/// Rows and columns of the hidden states, and columns of the logits: 16 rows for each column, as
+/// 8,192 rows of 512 are. On the heap of Flex are the tape's nodes too, which must be a small part;
+/// software Vulkan computes slowly.
+fn sizes<B: Backend>() -> [usize; 3] {
     match counters::<B>() {
-        BackendName::Flex => 16_000,
-        _ => 8000,
+        BackendName::Flex => [1024, 64, 16_000],
+        _ => [512, 32, 8000],
     }
 }
 
@@ -29,9 +26,10 @@ fn peak<B: AutodiffBackend>(
 ) -> u64 {
     let counters = counters::<B>();
     let device = B::Device::default();
-    let hidden = Tensor::<B, 2>::ones([ROWS, WIDTH], &device).require_grad();
-    let weight = Tensor::<B, 2>::ones([WIDTH, classes::<B>()], &device).require_grad();
-    let targets = Tensor::<B, 1, Int>::arange(0..ROWS as i64, &device);
+    let [rows, width, classes] = sizes::<B>();
+    let hidden = Tensor::<B, 2>::ones([rows, width], &device).require_grad();
+    let weight = Tensor::<B, 2>::ones([width, classes], &device).require_grad();
+    let targets = Tensor::<B, 1, Int>::arange(0..rows as i64, &device);
     let step = || {
         let gradients = loss(hidden.clone(), weight.clone(), targets.clone()).backward();
         assert!(weight.grad(&gradients).is_some());
@@ -49,11 +47,12 @@ fn chunks_take_a_small_part_of_the_logits<I: Backend>() {
         let loss = CrossEntropyLossConfig::new().init(&hidden.device());
         loss.forward(hidden.matmul(weight), targets)
     });
-    let config = LinearCrossEntropyLossConfig::new().with_chunk(Chunk::Rows(WIDTH / 4));
+    let [rows, width, classes] = sizes::<I>();
+    let config = LinearCrossEntropyLossConfig::new().with_chunk(Chunk::Rows(width / 4));
     let chunked = peak::<Autodiff<Remat<I>>>(|hidden, weight, targets| {
         config.init().forward(hidden, weight, None, targets)
     });
-    let logits = (4 * ROWS * classes::<I>()) as f64;
+    let logits = (4 * rows * classes) as f64;
     let name = I::name(&I::Device::default());
     println!("{name}: {chunked} of {full} bytes, logits {logits}");
     // The logits and two tensors of their size in backward.
