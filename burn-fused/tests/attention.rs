@@ -1,6 +1,8 @@
 //! Attention in blocks of queries: results and gradients are those of all scores at once, for every
 //! form that it has.
 
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+
 use burn::backend::Autodiff;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::module::attention;
@@ -14,6 +16,13 @@ use peak_alloc::PeakAlloc;
 
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
+
+/// Tests run beside each other, but for the one that measures the heap, which they share.
+static TESTS: RwLock<()> = RwLock::new(());
+
+fn beside_others() -> RwLockReadGuard<'static, ()> {
+    TESTS.read().unwrap_or_else(PoisonError::into_inner)
+}
 
 type Plain = Autodiff<Flex>;
 type Fused = FusedBackward<Plain>;
@@ -257,6 +266,7 @@ fn difference(ours: &[TensorData], theirs: &[TensorData]) -> f64 {
 
 #[test]
 fn blocks_are_all_scores_at_once() {
+    let _beside = beside_others();
     for form in forms() {
         for (dtype, tolerance) in [(DType::F64, 1e-12), (DType::F32, 2e-5)] {
             let theirs = form.in_full::<Plain>(dtype);
@@ -289,12 +299,14 @@ fn under_autocast<P: Policy>(rounding: f64) {
 
 #[test]
 fn in_a_low_type_blocks_are_no_less_precise() {
+    let _beside = beside_others();
     under_autocast::<F16>(5e-4);
     under_autocast::<Bf16>(4e-3);
 }
 
 #[test]
 fn recomputed_blocks_are_bit_for_bit_those_that_are_kept() {
+    let _beside = beside_others();
     for form in forms() {
         let kept = form.in_blocks::<Fused>(DType::F32);
         let operands = form.operands::<Recomputed>(DType::F32);
@@ -314,6 +326,7 @@ fn recomputed_blocks_are_bit_for_bit_those_that_are_kept() {
 
 #[test]
 fn the_scores_of_all_pairs_never_exist() {
+    let _alone = TESTS.write().unwrap_or_else(PoisonError::into_inner);
     let form = Form {
         causal: true,
         ..plain(2048, 2048)
