@@ -1,38 +1,17 @@
 //! The state machine against PyTorch's recorded traces, DeepSpeed's algorithm and its own laws.
 
+mod traces;
+
 use burn_amp::{GradScalerConfig, LossScale, ScaleUpdate};
 use proptest::{collection::vec, prelude::*};
-use serde::Deserialize;
-
-#[derive(Deserialize)]
-struct Golden {
-    cases: Vec<Case>,
-}
-
-#[derive(Deserialize)]
-struct Case {
-    init_scale: f32,
-    growth_factor: f64,
-    backoff_factor: f64,
-    growth_interval: u32,
-    found_inf: Vec<u8>,
-    scale_after_update: Vec<f32>,
-    growth_tracker_after_update: Vec<u32>,
-}
+use traces::traces;
 
 #[test]
 fn every_trace_of_pytorch_is_reproduced() {
-    let golden: Golden = serde_json::from_str(include_str!("golden/gradscaler.json")).unwrap();
-    assert_eq!(golden.cases.len(), 5);
-    for (number, case) in golden.cases.iter().enumerate() {
-        let mut scale = LossScale::new(&GradScalerConfig {
-            init_scale: case.init_scale,
-            growth_factor: case.growth_factor,
-            backoff_factor: case.backoff_factor,
-            growth_interval: case.growth_interval,
-            min_scale: 0.0,
-            ..Default::default()
-        });
+    let traces = traces();
+    assert_eq!(traces.len(), 5);
+    for (number, case) in traces.iter().enumerate() {
+        let mut scale = LossScale::new(&case.config());
         assert_eq!(case.found_inf.len(), 60);
         for (step, &found_inf) in case.found_inf.iter().enumerate() {
             scale.update(found_inf == 1);

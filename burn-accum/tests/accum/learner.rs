@@ -1,17 +1,14 @@
 //! In Burn's own Learner, unmodified: one device, several devices with their worker threads, Burn's
 //! own accumulation.
 
-use std::sync::Arc;
+#[path = "../../../burn-update/tests/shared/loader.rs"]
+mod data;
 
 use burn::{
-    data::{
-        dataloader::{DataLoader, DataLoaderBuilder, batcher::Batcher},
-        dataset::InMemDataset,
-    },
     lr_scheduler::constant::ConstantLr,
     module::{AutodiffModule, Module},
     optim::{Optimizer, SgdConfig},
-    tensor::{Device, backend::Backend},
+    tensor::backend::Backend,
     train::{
         ExecutionStrategy, InferenceStep, Learner, MultiDeviceOptim, SupervisedTraining,
         TrainOutput, TrainStep, TrainingStrategy,
@@ -19,6 +16,8 @@ use burn::{
 };
 use burn_accum::{AccumConfig, CountSlot, Counted, MultiSteps, PerUpdate, UpdatesMetric};
 use burn_flex::{Flex, FlexDevice};
+
+use data::loader;
 
 use crate::support::{B, Batch, Net, assert_close, net};
 
@@ -50,20 +49,6 @@ impl InferenceStep for Model<Flex> {
     fn step(&self, _: Vec<usize>) {}
 }
 
-struct Rows;
-
-impl<B: Backend> Batcher<B, usize, Vec<usize>> for Rows {
-    fn batch(&self, rows: Vec<usize>, _: &Device<B>) -> Vec<usize> {
-        rows
-    }
-}
-
-fn loader<B: Backend>() -> Arc<dyn DataLoader<B, Vec<usize>>> {
-    DataLoaderBuilder::new(Rows)
-        .batch_size(MICRO_BATCH)
-        .build(InMemDataset::new((0..ROWS).collect()))
-}
-
 const EPOCHS: usize = 3;
 const RATE: f64 = 0.1;
 
@@ -81,10 +66,14 @@ fn train(
     let counter = optimizer.updates();
     let scheduler = PerUpdate::new(ConstantLr::from(RATE), &counter);
 
-    let mut training = SupervisedTraining::new(&directory, loader::<B>(), loader::<Flex>())
-        .num_epochs(EPOCHS)
-        .with_application_logger(None)
-        .metric_train_numeric(UpdatesMetric::new(&counter));
+    let mut training = SupervisedTraining::new(
+        &directory,
+        loader::<B>(ROWS, MICRO_BATCH),
+        loader::<Flex>(ROWS, MICRO_BATCH),
+    )
+    .num_epochs(EPOCHS)
+    .with_application_logger(None)
+    .metric_train_numeric(UpdatesMetric::new(&counter));
     if let Some(accumulation) = burns_accumulation {
         training = training.grads_accumulation(accumulation);
     }

@@ -1,22 +1,21 @@
 //! In Burn's own Learner, unmodified.
 
-use std::sync::Arc;
+#[path = "../shared/loader.rs"]
+mod data;
 
 use burn::{
-    data::{
-        dataloader::{DataLoader, DataLoaderBuilder, batcher::Batcher},
-        dataset::InMemDataset,
-    },
     lr_scheduler::constant::ConstantLr,
     module::{AutodiffModule, Module},
     optim::GradientsParams,
-    tensor::{Device, backend::Backend},
+    tensor::backend::Backend,
     train::{InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep},
 };
 use burn_accum::{AccumConfig, ClipByNorm};
 use burn_amp::{Autocast, F16, GradScaler};
 use burn_flex::Flex;
 use burn_update::Update;
+
+use data::loader;
 
 use crate::support::{Half, LR, Net, bits, net};
 
@@ -48,20 +47,6 @@ impl InferenceStep for Model<Valid> {
     fn step(&self, _: Vec<usize>) {}
 }
 
-struct Rows;
-
-impl<B: Backend> Batcher<B, usize, Vec<usize>> for Rows {
-    fn batch(&self, rows: Vec<usize>, _: &Device<B>) -> Vec<usize> {
-        rows
-    }
-}
-
-fn loader<B: Backend>() -> Arc<dyn DataLoader<B, Vec<usize>>> {
-    DataLoaderBuilder::new(Rows)
-        .batch_size(MICRO_BATCH)
-        .build(InMemDataset::new((0..ROWS).collect()))
-}
-
 /// `Learner::new(model, update, schedule)` trains as a loop of one's own.
 #[test]
 fn burns_learner_takes_an_update_for_its_optimizer() {
@@ -81,9 +66,13 @@ fn burns_learner_takes_an_update_for_its_optimizer() {
     let start = Model { net: net() };
     let directory = tempfile::tempdir().unwrap();
     let scaler = GradScaler::default();
-    let training = SupervisedTraining::new(directory.path(), loader::<Half>(), loader::<Valid>())
-        .num_epochs(EPOCHS)
-        .with_application_logger(None);
+    let training = SupervisedTraining::new(
+        directory.path(),
+        loader::<Half>(ROWS, MICRO_BATCH),
+        loader::<Valid>(ROWS, MICRO_BATCH),
+    )
+    .num_epochs(EPOCHS)
+    .with_application_logger(None);
     let schedule = ConstantLr::from(LR);
     let result = training.launch(Learner::new(
         start.clone(),

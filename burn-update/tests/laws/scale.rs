@@ -1,5 +1,8 @@
 //! A step with a non-finite gradient anywhere changes nothing, and moves the scale.
 
+#[path = "../../../burn-amp/tests/traces/mod.rs"]
+mod traces;
+
 use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::SgdConfig;
 use burn::record::{FullPrecisionSettings, Record};
@@ -7,42 +10,16 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor};
 use burn_amp::{AmpError, GradScaler, GradScalerConfig};
 use burn_update::{AverageConfig, Update, UpdateError};
-use serde::Deserialize;
+use traces::traces;
 
 use crate::support::{F32, Half, LR, Net, PATHS, adamw, bits, gradients, net};
 
-#[derive(Deserialize)]
-struct Golden {
-    cases: Vec<Case>,
-}
-
-/// A trace that PyTorch's GradScaler wrote.
-#[derive(Deserialize)]
-struct Case {
-    init_scale: f32,
-    growth_factor: f64,
-    backoff_factor: f64,
-    growth_interval: u32,
-    found_inf: Vec<u8>,
-    scale_after_update: Vec<f32>,
-    growth_tracker_after_update: Vec<u32>,
-}
-
 #[test]
 fn the_scale_follows_the_traces_of_pytorch() {
-    let golden = include_str!("../../../burn-amp/tests/golden/gradscaler.json");
-    let golden: Golden = serde_json::from_str(golden).unwrap();
-    assert_eq!(golden.cases.len(), 5);
-    for (number, case) in golden.cases.iter().enumerate() {
-        let scaler = GradScaler::new(GradScalerConfig {
-            init_scale: case.init_scale,
-            growth_factor: case.growth_factor,
-            backoff_factor: case.backoff_factor,
-            growth_interval: case.growth_interval,
-            min_scale: 0.0,
-            ..Default::default()
-        });
-        let scaler = scaler.unwrap();
+    let traces = traces();
+    assert_eq!(traces.len(), 5);
+    for (number, case) in traces.iter().enumerate() {
+        let scaler = GradScaler::new(case.config()).unwrap();
         let mut update = Update::new(adamw()).scale(scaler.clone()).unwrap();
         let mut model = net::<F32>();
         for (step, &found_inf) in case.found_inf.iter().enumerate() {
