@@ -39,8 +39,8 @@ pub fn attend<B: Backend>(
     // the range of f16.
     let scaled = query / (features as f64).sqrt();
     let scores = scaled.matmul(repeated(key, heads).transpose());
-    let later = Tensor::<B, 2, Bool>::tril_mask([time, time], 0, &device);
-    let later = later.unsqueeze::<4>();
+    let later: Tensor<B, 4, Bool> =
+        Tensor::<B, 2, Bool>::tril_mask([time, time], 0, &device).unsqueeze();
     let masked = match closed {
         Some(closed) => {
             let square = closed.dims();

@@ -7,13 +7,13 @@ const BETWEEN: Duration = Duration::from_secs(10);
 
 /// Prints the progress of a training.
 #[derive(Debug)]
-pub struct Progress {
+pub struct ProgressLines {
     steps: usize,
     began: Instant,
     printed: Option<Instant>,
 }
 
-impl Progress {
+impl ProgressLines {
     /// A training of so many updates begins now.
     pub fn new(steps: usize) -> Self {
         Self {

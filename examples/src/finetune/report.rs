@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::options::Options;
+use crate::training::report::{self, mebibytes, table};
 
 /// The content of `report.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -51,16 +52,12 @@ impl Report {
     ///
     /// The file cannot be written.
     pub fn write(&self, options: &Options) -> std::io::Result<()> {
-        let json = serde_json::to_string_pretty(self).expect("a report is plain data");
-        fs_err::write(options.output.join("report.json"), json + "\n")
+        report::write(self, &options.output.join("report.json"))
     }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let memory = self.peak_bytes.map_or("unknown".into(), |bytes| {
-            format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20))
-        });
         let (before, after) = (self.valid_loss_before, self.valid_loss);
         let of_updates = |values: &[f64]| match values {
             [first, .., last] => format!("{first:.4} to {last:.4} nats/token"),
@@ -73,9 +70,8 @@ impl fmt::Display for Report {
                 "tokens per second",
                 format!("{:.0}", self.tokens_per_second),
             ),
-            ("peak resident memory", memory),
+            ("peak resident memory", mebibytes(self.peak_bytes)),
         ];
-        let mut rows = rows.iter();
-        rows.try_for_each(|(name, value)| writeln!(out, "{name:22}{value}"))
+        table(out, &rows)
     }
 }

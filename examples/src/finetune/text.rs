@@ -41,10 +41,10 @@ impl Text {
     pub fn load(options: &Options, vocabulary: usize) -> Result<Self, TrainingError> {
         let tokenizer = read_tokenizer(&options.model)?;
         let packed = |files: &[PathBuf]| {
-            let documents = files
+            let documents: Vec<Vec<u32>> = files
                 .iter()
-                .map(|file| encode(&tokenizer, file, vocabulary));
-            let documents = documents.collect::<Result<Vec<_>, _>>()?;
+                .map(|file| encode(&tokenizer, file, vocabulary))
+                .collect::<Result<_, _>>()?;
             Ok::<_, TrainingError>(pack(&documents, options.context, options.packing))
         };
         let mut train = packed(&options.text)?;
@@ -76,9 +76,8 @@ fn read_tokenizer(model: &Path) -> Result<Tokenizer, TrainingError> {
         path: path.clone(),
         reason,
     };
-    let json = fs_err::read(&path)?;
-    let tokenizer = Tokenizer::from_bytes(json);
-    let mut tokenizer = tokenizer.map_err(|error| refused(error.to_string()))?;
+    let parsed = Tokenizer::from_bytes(fs_err::read(&path)?);
+    let mut tokenizer = parsed.map_err(|error| refused(error.to_string()))?;
     // A file may say how the text of its authors was cut and filled up.
     tokenizer.with_padding(None);
     let uncut = tokenizer.with_truncation(None);
@@ -101,8 +100,8 @@ fn encode(
         let at = error.utf8_error().valid_up_to();
         refused(format!("is not UTF-8 at byte {at}; convert it first"))
     })?;
-    let encoding = tokenizer.encode_fast(text, true);
-    let encoding = encoding.map_err(|error| refused(error.to_string()))?;
+    let encoded = tokenizer.encode_fast(text, true);
+    let encoding = encoded.map_err(|error| refused(error.to_string()))?;
     let tokens = encoding.get_ids().to_vec();
     let outside = tokens.iter().find(|token| **token as usize >= vocabulary);
     match outside {
@@ -153,10 +152,10 @@ pub fn pack(documents: &[Vec<u32>], context: usize, packing: Packing) -> Vec<Seq
 pub fn batch<B: Backend>(sequences: &[&Sequence], device: &B::Device) -> Sequences<B> {
     let time = sequences.first().map_or(0, |first| first.tokens.len());
     let tokens = sequences.iter().flat_map(|sequence| &sequence.tokens);
-    let tokens: Vec<i32> = tokens.map(|token| *token as i32).collect();
-    let tokens = TensorData::new(tokens, [sequences.len(), time]);
+    let numbers: Vec<i32> = tokens.map(|token| *token as i32).collect();
+    let data = TensorData::new(numbers, [sequences.len(), time]);
     Sequences {
-        tokens: Tensor::from_data(tokens, device),
+        tokens: Tensor::from_data(data, device),
         boundaries: sequences
             .iter()
             .map(|sequence| sequence.boundaries.clone())

@@ -7,14 +7,14 @@ use burn::optim::Optimizer;
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::Interrupter;
-use burn_accum::{AccumConfig, Counted, MultiSteps};
+use burn_accum::{AccumConfig, Counted, GradNorm, MultiSteps};
 use burn_amp::GradScaler;
 use burn_checkpoint::MemoryBudget;
 use burn_zero::{Memory, offload_parameters};
 
 use super::options::Options;
 use super::order::Order;
-use super::progress::Progress;
+use super::progress::ProgressLines;
 use super::report::Report;
 use super::text::{Sequence, Text, batch};
 use crate::llm::{Llm, LlmConfig};
@@ -72,6 +72,17 @@ struct Run<'a, B: AutodiffBackend> {
     device: B::Device,
 }
 
+/// What makes a rank's updates, and what it has found.
+struct Updates<'a, B: AutodiffBackend, O> {
+    rank: &'a Rank,
+    device: B::Device,
+    optimizer: O,
+    scaler: GradScaler,
+    norm: GradNorm,
+    losses: Vec<f64>,
+    gradient_norms: Vec<f64>,
+}
+
 impl<B: AutodiffBackend> Run<'_, B> {
     /// Trains one rank.
     fn train(&self, rank: &Rank) -> Result<Option<Report>, TrainingError> {
@@ -80,84 +91,48 @@ impl<B: AutodiffBackend> Run<'_, B> {
         let device = device_of::<B>(rank, &self.device);
         let zero_config = options.zero();
         let mut zero = of_rank::<B>(&options.adamw(), &zero_config, rank)?;
-        let model = self.model.lock().expect("no holder panics").clone();
-        let model = match zero_config.offload_param {
-            Memory::Device => model.fork(&device),
-            Memory::Host => offload_parameters::<B, _>(model.fork(&device))
-                .expect("the backend that trains has a `Remat`"),
-        };
+        let model = self.placed_model(&device, zero_config.offload_param);
         let parameters = model.config().parameters();
         if is_first {
             self.announce(parameters);
         }
-        let mut model = zero.prepare::<B, _>(model)?;
+        let model = zero.prepare::<B, _>(model)?;
         let norm = zero.inner().norm();
         let items_of_all_ranks = zero.items_of_all_ranks();
-        let window = MultiSteps::new(zero, AccumConfig::tokens(options.accum));
-        let window = window.expect("a window has steps");
-        let window = window.with_items_of_all_ranks(items_of_all_ranks);
-        let interrupter = Interrupter::new();
-        let (_, scaler) = options.amp.configs();
-        let scaler = GradScaler::new(&scaler)?.with_interrupter(interrupter.clone());
-        let mut optimizer = scaler.wrap(window);
+        let window = MultiSteps::new(zero, AccumConfig::tokens(options.accum))
+            .expect("a window has steps")
+            .with_items_of_all_ranks(items_of_all_ranks);
+        let (_, scale) = options.amp.configs();
+        let scaler = GradScaler::new(&scale)?.with_interrupter(Interrupter::new());
         let _budget = options.checkpoint.budget().map(MemoryBudget::install);
 
         let valid_loss_before = self.validate(&model, &device);
         if is_first {
             println!("validation loss {valid_loss_before:.4}");
         }
-        B::seed(&device, options.seed);
-        let mut order = Order::new(
-            self.text.train.len(),
-            (!options.no_shuffle).then_some(options.seed),
-        );
-        let mut progress = Progress::new(self.steps);
-        let (mut losses, mut gradient_norms) = (Vec::new(), Vec::new());
-        for update in 0..self.steps {
-            let lr = options.schedule.lr(options.lr, update, self.steps);
-            let mut sums = Sums::default();
-            for sequences in self.micro_batches(&mut order, update, rank) {
-                let output = model.loss(&batch::<B>(&sequences, &device));
-                let (loss, items) = (output.loss, output.items);
-                sums.add(
-                    loss.clone().inner() * items.clone().inner(),
-                    items.clone().inner(),
-                );
-                let gradients = Counted::mean(loss, items).backward(&model);
-                model = optimizer.step(lr, model, gradients);
-                if let Some(error) = scaler.error() {
-                    return Err(error.into());
-                }
-            }
-            let loss = sums.mean_of_all_ranks(rank)?;
-            let norm = norm.last().map_or(f64::NAN, f64::from);
-            let skips = scaler.skipped_steps() > 0;
-            if !loss.is_finite() || !(norm.is_finite() || skips) {
-                let update = update + 1;
-                return Err(TrainingError::Diverged { update, loss, norm });
-            }
-            losses.push(loss);
-            gradient_norms.push(norm);
-            if is_first {
-                let tokens = (update + 1) * self.update_sequences * options.context;
-                progress.update(update + 1, loss, norm, tokens);
-            }
-        }
-        let seconds = progress.seconds();
-        let valid_loss = self.validate(&model, &device);
+        let mut updates = Updates {
+            rank,
+            device,
+            optimizer: scaler.wrap(window),
+            scaler,
+            norm,
+            losses: Vec::new(),
+            gradient_norms: Vec::new(),
+        };
+        let (model, seconds) = self.train_on(&mut updates, model)?;
+        let valid_loss = self.validate(&model, &updates.device);
         model.write(&options.model, is_first.then_some(&options.output))?;
         if !is_first {
             return Ok(None);
         }
-        let tokens = self.steps * self.update_sequences * options.context;
         let report = Report {
-            losses,
-            gradient_norms,
+            losses: updates.losses,
+            gradient_norms: updates.gradient_norms,
             valid_loss_before,
             valid_loss,
-            tokens_per_second: tokens as f64 / seconds,
+            tokens_per_second: self.tokens(self.steps) as f64 / seconds,
             peak_bytes: peak_bytes(),
-            skipped_steps: scaler.skipped_steps(),
+            skipped_steps: updates.scaler.skipped_steps(),
             steps: self.steps,
             micro_batch: options.batch,
             window: options.accum,
@@ -170,6 +145,66 @@ impl<B: AutodiffBackend> Run<'_, B> {
         };
         report.write(options)?;
         Ok(Some(report))
+    }
+
+    /// A copy of the model for a rank, on its device or in host memory.
+    fn placed_model(&self, device: &B::Device, place: Memory) -> Llm<B> {
+        let model = self.model.lock().expect("no holder panics").clone();
+        match place {
+            Memory::Device => model.fork(device),
+            Memory::Host => offload_parameters::<B, _>(model.fork(device))
+                .expect("the backend that trains has a `Remat`"),
+        }
+    }
+
+    /// Makes all updates. Returns the model and the seconds that they took.
+    fn train_on<O: Optimizer<Llm<B>, B>>(
+        &self,
+        updates: &mut Updates<'_, B, O>,
+        mut model: Llm<B>,
+    ) -> Result<(Llm<B>, f64), TrainingError> {
+        let (options, rank) = (self.options, updates.rank);
+        B::seed(&updates.device, options.seed);
+        let mut order = Order::new(
+            self.text.train.len(),
+            (!options.no_shuffle).then_some(options.seed),
+        );
+        let mut progress = ProgressLines::new(self.steps);
+        for update in 0..self.steps {
+            let lr = options.schedule.lr(options.lr, update, self.steps);
+            let mut sums = LossSums::default();
+            for sequences in self.micro_batches(&mut order, update, rank) {
+                let output = model.loss(&batch::<B>(&sequences, &updates.device));
+                let (loss, items) = (output.loss, output.items);
+                sums.add(
+                    loss.clone().inner() * items.clone().inner(),
+                    items.clone().inner(),
+                );
+                let gradients = Counted::mean(loss, items).backward(&model);
+                model = updates.optimizer.step(lr, model, gradients);
+                if let Some(error) = updates.scaler.error() {
+                    return Err(error.into());
+                }
+            }
+            let loss = sums.mean_of_all_ranks(rank)?;
+            let norm = updates.norm.last().map_or(f64::NAN, f64::from);
+            let skips = updates.scaler.skipped_steps() > 0;
+            if !loss.is_finite() || !(norm.is_finite() || skips) {
+                let update = update + 1;
+                return Err(TrainingError::Diverged { update, loss, norm });
+            }
+            updates.losses.push(loss);
+            updates.gradient_norms.push(norm);
+            if rank.rank() == 0 {
+                progress.update(update + 1, loss, norm, self.tokens(update + 1));
+            }
+        }
+        Ok((model, progress.seconds()))
+    }
+
+    /// Tokens that so many updates read, on all ranks.
+    fn tokens(&self, updates: usize) -> usize {
+        updates * self.update_sequences * self.options.context
     }
 
     fn announce(&self, parameters: usize) {
@@ -203,7 +238,7 @@ impl<B: AutodiffBackend> Run<'_, B> {
     fn validate(&self, model: &Llm<B>, device: &B::Device) -> f64 {
         let model = model.valid();
         let held_out: Vec<_> = self.text.valid.iter().collect();
-        let mut sums = Sums::default();
+        let mut sums = LossSums::default();
         for sequences in held_out.chunks(self.options.batch) {
             let output = model.loss(&batch(sequences, device));
             sums.add(output.loss * output.items.clone(), output.items);
@@ -213,17 +248,17 @@ impl<B: AutodiffBackend> Run<'_, B> {
 }
 
 /// The sums of losses and of the tokens that they are of, on the device until they are read.
-struct Sums<B: Backend> {
+struct LossSums<B: Backend> {
     sums: Option<(Tensor<B, 1>, Tensor<B, 1>)>,
 }
 
-impl<B: Backend> Default for Sums<B> {
+impl<B: Backend> Default for LossSums<B> {
     fn default() -> Self {
         Self { sums: None }
     }
 }
 
-impl<B: Backend> Sums<B> {
+impl<B: Backend> LossSums<B> {
     fn add(&mut self, loss: Tensor<B, 1>, items: Tensor<B, 1>) {
         self.sums = Some(match self.sums.take() {
             Some((losses, all)) => (losses + loss, all + items),
@@ -234,8 +269,8 @@ impl<B: Backend> Sums<B> {
     /// The sums of losses and of tokens.
     fn read(self) -> (f64, f64) {
         let (losses, items) = self.sums.expect("an update has a micro-batch");
-        let both = Tensor::cat(vec![losses, items], 0).into_data();
-        let both: Vec<f64> = both.iter().collect();
+        let data = Tensor::cat(vec![losses, items], 0).into_data();
+        let both: Vec<f64> = data.iter().collect();
         (both[0], both[1])
     }
 

@@ -8,6 +8,7 @@ use burn_zero::Estimate;
 use serde::{Deserialize, Serialize};
 
 use super::log::EpochLosses;
+use crate::training::report::{self, mebibytes, table};
 
 /// The content of `report.json`.
 ///
@@ -66,16 +67,12 @@ impl Report {
     ///
     /// The file cannot be written.
     pub fn write(&self, file: &Path) -> io::Result<()> {
-        let json = serde_json::to_string_pretty(self).expect("a report is plain data");
-        fs_err::write(file, json + "\n")
+        report::write(self, file)
     }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let memory = self.peak_bytes.map_or("unknown".into(), |bytes| {
-            format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20))
-        });
         let steps = self.steps as u64 * self.window;
         let (micro, window, ranks) = (self.micro_batch, self.window, self.ranks);
         let batch = format!("{} = {micro} x {window} x {ranks}", self.effective_batch);
@@ -89,7 +86,7 @@ impl fmt::Display for Report {
                 "tokens per second",
                 format!("{:.0}", self.tokens_per_second),
             ),
-            ("peak resident memory", memory),
+            ("peak resident memory", mebibytes(self.peak_bytes)),
             (
                 "skipped micro-batches",
                 format!("{} of {steps}", self.skipped_steps),
@@ -98,7 +95,6 @@ impl fmt::Display for Report {
             ("updates", self.updates.to_string()),
             ("operations replayed", self.replayed_operations.to_string()),
         ];
-        let mut rows = rows.iter();
-        rows.try_for_each(|(name, value)| writeln!(out, "{name:22}{value}"))
+        table(out, &rows)
     }
 }

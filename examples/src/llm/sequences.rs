@@ -44,9 +44,9 @@ impl<B: Backend> Sequences<B> {
                 begins[sequence * (time - 1) + boundary - 1] = true;
             }
         }
-        let begins = TensorData::new(begins, [batch * (time - 1)]);
-        let begins = Tensor::<B, 1, Bool>::from_data(begins, &self.tokens.device());
-        targets.flatten::<1>(0, 1).mask_fill(begins, ignored)
+        let data = TensorData::new(begins, [batch * (time - 1)]);
+        let mask = Tensor::<B, 1, Bool>::from_data(data, &self.tokens.device());
+        targets.flatten::<1>(0, 1).mask_fill(mask, ignored)
     }
 }
 
@@ -91,8 +91,8 @@ impl<B: Backend> Layout<B> {
             documents.extend(of_sequence.iter().map(|document| *document as i32));
         }
         let batch = boundaries.len();
-        let documents = TensorData::new(documents, [batch, time]);
-        let documents = Tensor::<B, 2, Int>::from_data(documents, device);
+        let data = TensorData::new(documents, [batch, time]);
+        let documents = Tensor::<B, 2, Int>::from_data(data, device);
         let of_query = documents.clone().reshape([batch, 1, time, 1]);
         let of_key = documents.reshape([batch, 1, 1, time]);
         let square = [batch, 1, time, time];

@@ -40,7 +40,7 @@ pub(super) fn write<B: Backend>(
         if is_transposed {
             shape.reverse();
         }
-        let parameter = Parameter::<B> {
+        let parameter = FileTensor::<B> {
             tensor,
             is_transposed,
             shape,
@@ -92,7 +92,7 @@ fn write_config(from: &Path, to: &Path) -> Result<(), LlmError> {
 }
 
 /// A tensor of the file, read from the device when it is written.
-struct Parameter<B: Backend> {
+struct FileTensor<B: Backend> {
     tensor: FloatTensor<B>,
     /// Whether the file has the transposed matrix.
     is_transposed: bool,
@@ -100,7 +100,7 @@ struct Parameter<B: Backend> {
     shape: Vec<usize>,
 }
 
-impl<B: Backend> View for Parameter<B> {
+impl<B: Backend> View for FileTensor<B> {
     fn dtype(&self) -> Dtype {
         Dtype::F32
     }

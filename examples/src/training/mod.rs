@@ -2,10 +2,11 @@
 //!
 //! [`precision`]: the backend, and mixed precision; [`recompute`]: what becomes of activations;
 //! [`optimizer`]: AdamW, on the device or on the host, whole or sharded; [`ranks`]: who trains;
-//! [`error`]: what can go wrong.
+//! [`report`]: how figures are shown; [`error`]: what can go wrong.
 
 pub mod error;
 pub mod optimizer;
 pub mod precision;
 pub mod ranks;
 pub mod recompute;
+pub mod report;
