@@ -1,5 +1,5 @@
-//! What outlives its step pins nothing of it: under a budget a hundred steps of any training loop
-//! hold what ten hold, and no step's peak is higher than without a budget. Bytes of the heap, so a
+//! What outlives its step pins nothing of it: under a budget forty steps of any training loop hold
+//! what fifteen hold, and no step's peak is higher than without a budget. Bytes of the heap, so a
 //! process of its own, whose tests take turns.
 
 use burn::backend::Autodiff;
