@@ -207,8 +207,8 @@ impl<O> MultiSteps<O> {
         };
         let deciding = with_ranks(&self.items_of_all_ranks);
         let accumulation = &mut self.accumulation;
-        let verdict = accumulation.add::<B, M>(&module, arrived, step, counts, &deciding);
-        let verdict = raise(verdict);
+        let added = accumulation.add::<B, M>(&module, arrived, step, counts, &deciding);
+        let verdict = raise(added);
         let updates = self.accumulation.updates_so_far();
         let module = self.close(lr, module, false);
         report_verdict(verdict, self.accumulation.updates_so_far() > updates);

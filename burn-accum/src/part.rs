@@ -96,8 +96,8 @@ impl<B: AutodiffBackend> Stateful<B> for Accumulation {
         }
         state.put_number("window items", tally.window.items);
         for (id, sum) in sums {
-            let data = read_sync(B::InnerBackend::float_into_data(sum.tensor()));
-            let data = data.expect("the sums can be read from their device");
+            let read = read_sync(B::InnerBackend::float_into_data(sum.tensor()));
+            let data = read.expect("the sums can be read from their device");
             state.put_tensor(format!("{SUM}{}", id.serialize()), data);
         }
         Some(state)

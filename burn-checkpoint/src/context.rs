@@ -84,7 +84,7 @@ pub(crate) struct Frame {
 struct Context {
     frames: Vec<Frame>,
     /// The thread's budgets, one for each guard; the newest is in force. `None` suspends budgets.
-    budgets: Stack<Option<Arc<Installed>>>,
+    budgets: Stack<Arc<Installed>>,
     /// The process's budget, in force if the thread has none of its own.
     of_process: Option<Arc<Installed>>,
     /// The counters of new tensors, one entry for each device.
@@ -114,8 +114,7 @@ impl Context {
     }
 
     fn budget(&self) -> Option<&Arc<Installed>> {
-        let own = self.budgets.top();
-        own.map_or(self.of_process.as_ref(), Option::as_ref)
+        self.budgets.top().or(self.of_process.as_ref())
     }
 
     /// Called when another budget comes into force: new tensors get its counters.
@@ -354,11 +353,11 @@ pub(crate) fn collecting(touch: impl FnOnce()) -> Vec<Arc<dyn AnyEntry>> {
     collected.unwrap_or_default()
 }
 
-/// Keeps a budget, or none, in force on its thread until it is dropped. Then that of the newest
-/// remaining guard is in force.
+/// Keeps a budget in force on its thread until it is dropped. Then that of the newest remaining
+/// guard is in force.
 pub(crate) struct InForce(u64, PhantomData<*const ()>);
 
-pub(crate) fn install(budget: Option<Arc<Installed>>) -> InForce {
+pub(crate) fn install(budget: Arc<Installed>) -> InForce {
     OF_THREADS.fetch_add(1, Ordering::Relaxed);
     CONTEXT.with_borrow_mut(|context| {
         let ticket = context.budgets.push(budget);

@@ -24,7 +24,7 @@ impl MemoryBudget {
     /// same tensors without a search.
     pub fn install(self) -> InstalledBudget {
         let installed = Installed::new(self);
-        let _in_force = context::install(Some(installed.clone()));
+        let _in_force = context::install(installed.clone());
         InstalledBudget {
             installed,
             _in_force,

@@ -1,5 +1,5 @@
-//! Whether tensors have values: an estimate runs a program without data. What a decorator else learns
-//! from values it asks here.
+//! Whether tensors have values: an estimate runs a program without data. What decorators otherwise
+//! learn from values, they ask here.
 
 use core::cell::Cell;
 

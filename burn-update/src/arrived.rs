@@ -43,9 +43,9 @@ impl From<MultiGradientsParams> for Arrived {
 }
 
 impl Arrived {
-    /// How many micro-batches these are; call it after the numbers of items are taken out. A device that ran
-    /// out of data brings no gradients; at least one micro-batch is counted, even if it has no
-    /// gradients.
+    /// How many micro-batches these are; call it after the numbers of items are taken out. A device
+    /// that ran out of data brings no gradients; at least one micro-batch is counted, even if it
+    /// has no gradients.
     pub fn micro_batches(&self) -> u64 {
         let bringing = self
             .devices

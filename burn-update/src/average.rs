@@ -6,7 +6,7 @@ use burn::config::Config;
 use burn::module::{AutodiffModule, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{Device, Tensor, TensorMetadata, TensorPrimitive, read_sync};
+use burn::tensor::{Device, Shape, Tensor, TensorMetadata, TensorPrimitive, read_sync};
 use burn_decorator::module::{for_each_float, map_floats};
 use burn_decorator::non_finite::{on, widen};
 use burn_decorator::types::FloatTensorOps;
@@ -110,9 +110,8 @@ impl<I: Backend> Average<I> {
             let Some(average) = averages.get(&id) else {
                 return tensor;
             };
-            let average = on(flat::<I>(average.clone()), &I::float_device(&tensor));
-            let average = average.cast(tensor.dtype()).into_primitive().tensor();
-            I::float_reshape(average, tensor.shape())
+            let moved = on(flat::<I>(average.clone()), &I::float_device(&tensor));
+            shaped::<I>(moved.cast(tensor.dtype()), tensor.shape())
         }))
     }
 
@@ -123,9 +122,9 @@ impl<I: Backend> Average<I> {
     /// [`UpdateError::NotAveraged`].
     fn of(&self, trained: &Trained<I>) -> Result<I::FloatTensorPrimitive, UpdateError> {
         let shape = trained.value.shape();
-        let average = self.weights.get(&trained.path);
-        let average = average.filter(|average| average.shape() == shape);
-        average.cloned().ok_or_else(|| UpdateError::NotAveraged {
+        let found = self.weights.get(&trained.path);
+        let fitting = found.filter(|average| average.shape() == shape);
+        fitting.cloned().ok_or_else(|| UpdateError::NotAveraged {
             parameter: trained.path.clone(),
             shape: shape.to_vec(),
         })
@@ -144,8 +143,8 @@ impl<B: AutodiffBackend> Stateful<B> for Average<B::InnerBackend> {
         let mut state = PartState::default();
         state.put_integer("updates", self.updates);
         for (path, average) in &self.weights {
-            let data = read_sync(B::InnerBackend::float_into_data(average.clone()));
-            let data = data.expect("the averages can be read from their device");
+            let read = read_sync(B::InnerBackend::float_into_data(average.clone()));
+            let data = read.expect("the averages can be read from their device");
             state.put_tensor(format!("{WEIGHT}{path}"), data);
         }
         Some(state)
@@ -153,12 +152,12 @@ impl<B: AutodiffBackend> Stateful<B> for Average<B::InnerBackend> {
 
     fn load(&mut self, mut state: PartState, device: &Device<B>) -> Result<(), UpdateError> {
         self.updates = state.take_integer("updates")?;
-        let weights = state.take_tensors(WEIGHT).into_iter();
-        let weights = weights.map(|(path, data)| {
+        let saved = state.take_tensors(WEIGHT).into_iter();
+        let averages = saved.map(|(path, data)| {
             let average = B::InnerBackend::float_from_data(data, device);
             (path, average)
         });
-        self.weights = weights.collect();
+        self.weights = averages.collect();
         Ok(())
     }
 }
@@ -183,14 +182,13 @@ impl<M: AutodiffModule<B>, B: AutodiffBackend> Part<M, B> for Average<B::InnerBa
     fn updated(&mut self, _: &Step<B::InnerBackend>, model: &M) -> Result<(), UpdateError> {
         let share = 1.0 - self.decay();
         for trained in trained::<B, M>(model) {
-            let average = flat::<B::InnerBackend>(self.of(&trained)?);
+            let before = flat::<B::InnerBackend>(self.of(&trained)?);
             let shape = trained.value.shape();
             let value = flat::<B::InnerBackend>(widened::<B::InnerBackend>(trained.value));
-            let average = on(average, &value.device());
-            let average = average.clone() + (value - average) * share;
-            let average = average.into_primitive().tensor();
-            let average = B::InnerBackend::float_reshape(average, shape);
-            self.weights.insert(trained.path, average);
+            let average = on(before, &value.device());
+            let moved = average.clone() + (value - average) * share;
+            self.weights
+                .insert(trained.path, shaped::<B::InnerBackend>(moved, shape));
         }
         self.updates += 1;
         Ok(())
@@ -229,6 +227,11 @@ fn flat<I: Backend>(tensor: I::FloatTensorPrimitive) -> Tensor<I, 1> {
     let elements = tensor.shape().num_elements();
     let flat = I::float_reshape(tensor, [elements].into());
     Tensor::from_primitive(TensorPrimitive::Float(flat))
+}
+
+/// The elements in a shape of as many.
+fn shaped<I: Backend>(elements: Tensor<I, 1>, shape: Shape) -> I::FloatTensorPrimitive {
+    I::float_reshape(elements.into_primitive().tensor(), shape)
 }
 
 /// The tensor in at least f32.

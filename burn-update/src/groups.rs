@@ -7,7 +7,8 @@ use std::sync::Arc;
 use burn::module::{AutodiffModule, ModuleVisitor, Param, ParamId};
 use burn::optim::{GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Tensor, TensorMetadata};
+use burn_decorator::module::for_each_float;
 
 use crate::optimizer::{BurnOptimizer, OPTIMIZER, RECORD};
 use crate::part::Slot;
@@ -40,7 +41,7 @@ pub struct Groups<M: AutodiffModule<B> + 'static, B: AutodiffBackend> {
     rest: Slot<dyn Optimize<M, B>>,
     named: Vec<Named<M, B>>,
     /// The group of each parameter of the model, once it is known.
-    members: HashMap<ParamId, Member>,
+    members: HashMap<ParamId, UpdatedBy>,
 }
 
 /// A group of parameters with its name.
@@ -51,11 +52,11 @@ struct Named<M: AutodiffModule<B> + 'static, B: AutodiffBackend> {
 
 /// What updates a parameter.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Member {
+enum UpdatedBy {
     /// The optimizer of the rest.
-    OfRest,
+    Rest,
     /// The group with this index.
-    OfGroup(usize),
+    Group(usize),
 }
 
 /// One of the [`Groups`]: the parameters with these paths, and what updates them.
@@ -233,16 +234,19 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Groups<M, B> {
     /// # Errors
     ///
     /// [`UpdateError::NoParameter`], [`UpdateError::TwoGroups`], [`UpdateError::SameName`].
-    fn assign(&self, model: &M) -> Result<HashMap<ParamId, Member>, UpdateError> {
-        let mut listing = Listing {
-            path: Vec::new(),
-            parameters: Vec::new(),
-        };
-        model.visit(&mut listing);
-        let parameters = listing.parameters;
+    fn assign(&self, model: &M) -> Result<HashMap<ParamId, UpdatedBy>, UpdateError> {
+        // Tied parameters at each of their paths.
+        let mut parameters = Vec::new();
+        for_each_float::<B, M>(model, |path, id, tensor| {
+            parameters.push(ListedParameter {
+                path: path.to_owned(),
+                id,
+                shape: tensor.shape().to_vec(),
+            });
+        });
         let mut members: HashMap<_, _> = parameters
             .iter()
-            .map(|parameter| (parameter.id, Member::OfRest))
+            .map(|parameter| (parameter.id, UpdatedBy::Rest))
             .collect();
         for (index, Named { name, group }) in self.named.iter().enumerate() {
             self.check_name(index)?;
@@ -259,8 +263,8 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Groups<M, B> {
                     });
                 }
                 for parameter in matched {
-                    match members.insert(parameter.id, Member::OfGroup(index)) {
-                        Some(Member::OfGroup(other)) if other != index => {
+                    match members.insert(parameter.id, UpdatedBy::Group(index)) {
+                        Some(UpdatedBy::Group(other)) if other != index => {
                             return Err(UpdateError::TwoGroups {
                                 parameter: parameter.path.clone(),
                                 first: self.named[other].name.clone(),
@@ -349,7 +353,7 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Optimize<M, B> for Grou
 
     fn select(&self, _: &M, mut gradients: Arrived) -> Result<Arrived, UpdateError> {
         for (id, member) in &self.members {
-            if let Member::OfGroup(index) = member
+            if let UpdatedBy::Group(index) = member
                 && self.named[*index].group.optimizer.is_none()
             {
                 gradients.drop_gradients::<B::InnerBackend>(*id);
@@ -429,34 +433,16 @@ impl<M: AutodiffModule<B>, B: AutodiffBackend> Clone for Groups<M, B> {
 }
 
 /// A float parameter of a model.
-struct Parameter {
+struct ListedParameter {
     path: String,
     id: ParamId,
     shape: Vec<usize>,
 }
 
-/// Lists the float parameters, tied ones at each of their paths.
-struct Listing {
-    path: Vec<String>,
-    parameters: Vec<Parameter>,
-}
-
-impl<B: AutodiffBackend> ModuleVisitor<B> for Listing {
-    burn_decorator::follow_path!();
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        self.parameters.push(Parameter {
-            path: self.path.join("."),
-            id: param.id,
-            shape: param.val().shape().to_vec(),
-        });
-    }
-}
-
 /// Gives each group its gradients.
 struct Splitter<'a> {
     path: Vec<String>,
-    members: &'a HashMap<ParamId, Member>,
+    members: &'a HashMap<ParamId, UpdatedBy>,
     gradients: GradientsParams,
     rest: GradientsParams,
     groups: Vec<GradientsParams>,
@@ -471,8 +457,8 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Splitter<'_> {
         let gradient = self.gradients.remove::<B::InnerBackend, D>(param.id);
         let Some(gradient) = gradient else { return };
         match self.members.get(&param.id) {
-            Some(Member::OfRest) => self.rest.register(param.id, gradient),
-            Some(Member::OfGroup(index)) => self.groups[*index].register(param.id, gradient),
+            Some(UpdatedBy::Rest) => self.rest.register(param.id, gradient),
+            Some(UpdatedBy::Group(index)) => self.groups[*index].register(param.id, gradient),
             None => self.unknown = Some(self.path.join(".")),
         }
     }

@@ -43,11 +43,11 @@ pub struct PartState {
     /// The part's name, for errors.
     #[serde(skip)]
     part: String,
-    values: BTreeMap<String, Value>,
+    values: BTreeMap<String, StateValue>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-enum Value {
+enum StateValue {
     Integer(u64),
     Number(f64),
     Tensor(TensorData),
@@ -56,17 +56,17 @@ enum Value {
 impl PartState {
     /// Adds a whole number.
     pub fn put_integer(&mut self, name: impl Into<String>, value: u64) {
-        self.values.insert(name.into(), Value::Integer(value));
+        self.values.insert(name.into(), StateValue::Integer(value));
     }
 
     /// Adds a number.
     pub fn put_number(&mut self, name: impl Into<String>, value: f64) {
-        self.values.insert(name.into(), Value::Number(value));
+        self.values.insert(name.into(), StateValue::Number(value));
     }
 
     /// Adds a tensor, in its type.
     pub fn put_tensor(&mut self, name: impl Into<String>, value: TensorData) {
-        self.values.insert(name.into(), Value::Tensor(value));
+        self.values.insert(name.into(), StateValue::Tensor(value));
     }
 
     /// Adds what another recorder has written.
@@ -83,7 +83,7 @@ impl PartState {
     /// [`UpdateError::ValueMissing`].
     pub fn take_integer(&mut self, name: &str) -> Result<u64, UpdateError> {
         match self.values.remove(name) {
-            Some(Value::Integer(value)) => Ok(value),
+            Some(StateValue::Integer(value)) => Ok(value),
             _ => Err(self.missing(name)),
         }
     }
@@ -95,7 +95,7 @@ impl PartState {
     /// [`UpdateError::ValueMissing`].
     pub fn take_number(&mut self, name: &str) -> Result<f64, UpdateError> {
         match self.values.remove(name) {
-            Some(Value::Number(value)) => Ok(value),
+            Some(StateValue::Number(value)) => Ok(value),
             _ => Err(self.missing(name)),
         }
     }
@@ -107,7 +107,7 @@ impl PartState {
     /// [`UpdateError::ValueMissing`].
     pub fn take_tensor(&mut self, name: &str) -> Result<TensorData, UpdateError> {
         match self.values.remove(name) {
-            Some(Value::Tensor(value)) => Ok(value),
+            Some(StateValue::Tensor(value)) => Ok(value),
             _ => Err(self.missing(name)),
         }
     }
@@ -123,16 +123,16 @@ impl PartState {
 
     /// Takes all tensors out whose names begin with `prefix`, with the rest of their names.
     pub fn take_tensors(&mut self, prefix: &str) -> Vec<(String, TensorData)> {
-        let is_one = |name: &String, value: &Value| {
-            name.starts_with(prefix) && matches!(value, Value::Tensor(_))
+        let is_one = |name: &String, value: &StateValue| {
+            name.starts_with(prefix) && matches!(value, StateValue::Tensor(_))
         };
         let values = core::mem::take(&mut self.values).into_iter();
         let (found, others) =
             values.partition::<BTreeMap<_, _>, _>(|(name, value)| is_one(name, value));
         self.values = others;
         let tensors = found.into_iter().filter_map(|(name, value)| match value {
-            Value::Tensor(data) => Some((name[prefix.len()..].to_owned(), data)),
-            Value::Integer(_) | Value::Number(_) => None,
+            StateValue::Tensor(data) => Some((name[prefix.len()..].to_owned(), data)),
+            StateValue::Integer(_) | StateValue::Number(_) => None,
         });
         tensors.collect()
     }

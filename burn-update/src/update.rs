@@ -64,13 +64,13 @@ use crate::{
 /// `GradScaler`.
 pub struct Update<M: AutodiffModule<B> + 'static, B: AutodiffBackend> {
     scale: Option<Slot<dyn Scale<B>>>,
-    inside: Inside<M, B>,
+    inside: Pipeline<M, B>,
     /// Whether the optimizer has seen the model.
     is_prepared: bool,
 }
 
 /// What runs inside of the scale.
-pub(crate) struct Inside<M: AutodiffModule<B> + 'static, B: AutodiffBackend> {
+pub(crate) struct Pipeline<M: AutodiffModule<B> + 'static, B: AutodiffBackend> {
     accumulate: Option<Slot<dyn Accumulate<M, B>>>,
     parts: Vec<Slot<dyn Part<M, B>>>,
     clip: Option<Slot<dyn Part<M, B>>>,
@@ -92,7 +92,7 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
     }
 
     fn by(optimizer: impl Optimize<M, B> + Clone) -> Self {
-        let inside = Inside {
+        let inside = Pipeline {
             accumulate: None,
             parts: Vec::new(),
             clip: None,
@@ -127,10 +127,9 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
     ///
     /// What is wrong with the configuration; [`UpdateError::SameName`].
     pub fn accumulate(mut self, windows: impl IntoAccumulate<M, B>) -> Result<Self, UpdateError> {
-        let windows = windows.into_accumulate()?;
-        self.check_name(&windows.name())?;
-        let windows = Slot::<dyn Accumulate<M, B>>::of_accumulate(windows);
-        self.inside.accumulate = Some(windows);
+        let part = windows.into_accumulate()?;
+        self.check_name(&part.name())?;
+        self.inside.accumulate = Some(Slot::<dyn Accumulate<M, B>>::of_accumulate(part));
         Ok(self)
     }
 
@@ -391,7 +390,7 @@ fn around<R, B: AutodiffBackend>(scale: &mut dyn Scale<B>, run: &mut dyn FnMut()
     result.expect("a scale runs the step once")
 }
 
-impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Inside<M, B> {
+impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Pipeline<M, B> {
     /// What a scale needs to know of the gradients: an accumulation looks at them itself.
     fn probe(&self) -> Probe {
         if self.accumulate.is_some() {
@@ -470,8 +469,10 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Inside<M, B> {
 
     /// The parts between the accumulation and the optimizer, in their order.
     fn parts(&mut self) -> Vec<&mut dyn Part<M, B>> {
-        let parts = self.parts.iter_mut().chain(&mut self.clip);
-        let mut parts: Vec<&mut dyn Part<M, B>> = parts.map(|slot| &mut *slot.part).collect();
+        let mut parts: Vec<&mut dyn Part<M, B>> = Vec::new();
+        for slot in self.parts.iter_mut().chain(&mut self.clip) {
+            parts.push(&mut *slot.part);
+        }
         if let Some(average) = &mut self.average {
             parts.push(average);
         }
@@ -499,7 +500,7 @@ impl<M: AutodiffModule<B>, B: AutodiffBackend> Clone for Update<M, B> {
     fn clone(&self) -> Self {
         Self {
             scale: self.scale.clone(),
-            inside: Inside {
+            inside: Pipeline {
                 accumulate: self.inside.accumulate.clone(),
                 parts: self.inside.parts.clone(),
                 clip: self.inside.clip.clone(),

@@ -539,7 +539,7 @@ impl Budget {
         place
     }
 
-    /// Adds the new node at this place, of so many bytes.
+    /// Adds the new node at this place.
     pub fn register(&self, place: u64, node: Weak<dyn AnyEntry>) {
         let mut nodes = self.nodes.lock();
         debug_assert!(nodes.all.last().is_none_or(|last| last.place < place));

@@ -39,9 +39,11 @@ pub(super) fn is_composed<B: Backend>(
     kernel: fn(FloatTensor<B>) -> FloatTensor<B>,
     points: Points,
 ) -> bool {
+    if !call.mends || !call.is_low {
+        return false;
+    }
     let device = B::float_device(&x.tensor);
-    let dtype = dtype::<B>(call, x);
-    call.mends && call.is_low && !is_exact::<B>(row.op, &device, dtype, kernel, points)
+    !is_exact::<B>(row.op, &device, dtype::<B>(call, x), kernel, points)
 }
 
 /// The operand in f32, without autodiff.

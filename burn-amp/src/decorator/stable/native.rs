@@ -89,7 +89,6 @@ pub(super) const ACOSH: Points = &[
 
 pub(super) const ATANH: Points = &[
     (1.013_279e-6, 1.013_279e-6),
-    (1.013_279e-6, 1.013_279e-6),
     (6.103_515_6e-5, 6.103_515_6e-5),
     (9.765_625e-4, 9.765_628e-4),
     (0.031_25, 0.031_260_178),
@@ -119,8 +118,8 @@ pub(super) fn is_exact<B: Backend>(
     known.unwrap_or_else(|| {
         let probe = unseen(|| probe::<B>(device, dtype, function, points));
         let answer = match probe {
-            Probe::Read { is_exact } => is_exact,
-            Probe::NoData => !is_inexact(device.id(), operation),
+            Probed::Read { is_exact } => is_exact,
+            Probed::NoData => !is_inexact(device.id(), operation),
         };
         KNOWN.write().insert(key, answer);
         answer
@@ -128,7 +127,7 @@ pub(super) fn is_exact<B: Backend>(
 }
 
 /// What the function of a few points is.
-enum Probe {
+enum Probed {
     /// Numbers; whether each is within a rounding of the exact one.
     Read { is_exact: bool },
     /// Only zeros: the backend has no data.
@@ -140,16 +139,16 @@ fn probe<B: Backend>(
     dtype: DType,
     function: fn(FloatTensor<B>) -> FloatTensor<B>,
     points: Points,
-) -> Probe {
+) -> Probed {
     let operands: Vec<f32> = points.iter().map(|(x, _)| *x).collect();
     let data = TensorData::new(operands, [points.len()]);
     let x = B::float_cast(B::float_from_data(data, device), dtype.into());
     let Some(Ok(data)) = try_read_sync(B::float_into_data(function(x))) else {
-        return Probe::Read { is_exact: false };
+        return Probed::Read { is_exact: false };
     };
     let found: Vec<f32> = data.convert::<f32>().into_vec().expect("just converted");
     if found.iter().all(|x| *x == 0.0) {
-        return Probe::NoData;
+        return Probed::NoData;
     }
     let own = dtype.finfo().expect("a float type");
     let smallest = own.min_positive * own.epsilon;
@@ -158,7 +157,7 @@ fn probe<B: Backend>(
         let (found, exact) = (f64::from(*found), f64::from(*exact));
         (found - exact).abs() <= rounding * exact.abs() + smallest
     };
-    Probe::Read {
+    Probed::Read {
         is_exact: found.iter().zip(points).all(is_near),
     }
 }
