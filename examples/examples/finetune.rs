@@ -13,7 +13,7 @@ fn main() -> ExitCode {
         Ok(None) => ExitCode::SUCCESS,
         Ok(Some(report)) => {
             println!(
-                "\n{report}model and report.json: {}",
+                "\n{report}what was trained, and report.json: {}",
                 options.output.display()
             );
             ExitCode::SUCCESS

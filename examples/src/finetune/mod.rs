@@ -4,6 +4,7 @@
 //!
 //! - [`options`]: the command line;
 //! - [`text`]: tokens of the files, packed into sequences; [`order`]: which an update reads;
+//! - [`tuning`]: which parameters are trained, adapters among them;
 //! - [`mod@train`]: the loop, with precision, optimizer and ranks from
 //!   [`training`](crate::training) and the model from [`llm`](crate::llm);
 //! - [`progress`], [`report`]: what it prints and writes.
@@ -14,6 +15,7 @@ pub mod progress;
 pub mod report;
 pub mod text;
 pub mod train;
+pub mod tuning;
 
 use burn::prelude::Backend;
 

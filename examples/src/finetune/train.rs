@@ -33,6 +33,7 @@ pub fn train<B: AutodiffBackend>(
     options: &Options,
     device: B::Device,
 ) -> Result<Option<Report>, TrainingError> {
+    options.validate_tuning()?;
     let ranks = number_of_ranks(options.ranks, "finetune")?;
     let (policy, scaler) = options.amp.configs();
     policy.check::<B>(&device)?;
@@ -46,7 +47,10 @@ pub fn train<B: AutodiffBackend>(
         )));
     }
     let text = Text::load(options, config.vocabulary)?;
+    // Drawn once for the ranks of this process, which share its generator of random numbers.
+    B::seed(&device, options.seed);
     let model = config.init::<B>(&device).read_weights(&options.model)?;
+    let model = options.tuned(model)?;
     fs_err::create_dir_all(&options.output)?;
     let update_sequences = options.batch * options.accum * ranks;
     let of_one_epoch = (text.train.len() / update_sequences).max(1);
@@ -92,9 +96,9 @@ impl<B: AutodiffBackend> Run<'_, B> {
         let zero_config = options.zero();
         let mut zero = of_rank::<B>(&options.adamw(), &zero_config, rank)?;
         let model = self.placed_model(&device, zero_config.offload_param);
-        let parameters = model.config().parameters();
+        let parameters = model.trained_parameters();
         if is_first {
-            self.announce(parameters);
+            self.announce(parameters, model.config().parameters());
         }
         let model = zero.prepare::<B, _>(model)?;
         let norm = zero.inner().norm();
@@ -121,7 +125,7 @@ impl<B: AutodiffBackend> Run<'_, B> {
         };
         let (model, seconds) = self.train_on(&mut updates, model)?;
         let valid_loss = self.validate(&model, &updates.device);
-        model.write(&options.model, is_first.then_some(&options.output))?;
+        options.write(&model, is_first)?;
         if !is_first {
             return Ok(None);
         }
@@ -207,11 +211,11 @@ impl<B: AutodiffBackend> Run<'_, B> {
         updates * self.update_sequences * self.options.context
     }
 
-    fn announce(&self, parameters: usize) {
+    fn announce(&self, trained: usize, of_model: usize) {
         let (options, text) = (self.options, &self.text);
         let (train, valid, context) = (text.train.len(), text.valid.len(), options.context);
         println!(
-            "{}: {parameters} parameters\ntext: {train} sequences of {context} tokens, {valid} held out\n\
+            "{}: {of_model} parameters, {trained} trained\ntext: {train} sequences of {context} tokens, {valid} held out\n\
              {} updates of {} sequences in {}, into {}",
             options.model.display(),
             self.steps,

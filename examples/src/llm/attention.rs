@@ -1,19 +1,19 @@
 //! Causal self-attention whose heads of queries share heads of keys and values.
 
-use burn::nn::{Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::nn::{RmsNorm, RmsNormConfig};
 use burn::prelude::*;
 
-use super::{Architecture, Layout, LlmConfig};
+use super::{Architecture, Layout, LlmConfig, Projection};
 use crate::attend::attend;
 
 /// Every token reads from itself and the tokens of its document before it (grouped queries: Ainslie
 /// et al., arXiv 2305.13245).
 #[derive(Module, Debug)]
 pub struct GroupedAttention<B: Backend> {
-    q_proj: Linear<B>,
-    k_proj: Linear<B>,
-    v_proj: Linear<B>,
-    o_proj: Linear<B>,
+    q_proj: Projection<B>,
+    k_proj: Projection<B>,
+    v_proj: Projection<B>,
+    o_proj: Projection<B>,
     q_norm: Option<RmsNorm<B>>,
     k_norm: Option<RmsNorm<B>>,
     head_width: usize,
@@ -29,10 +29,10 @@ impl<B: Backend> GroupedAttention<B> {
             (config.architecture == Architecture::Qwen3).then(|| norm.init(device))
         };
         Self {
-            q_proj: linear(config.width, queries, has_bias, device),
-            k_proj: linear(config.width, keys, has_bias, device),
-            v_proj: linear(config.width, keys, has_bias, device),
-            o_proj: linear(queries, config.width, config.has_output_bias, device),
+            q_proj: Projection::new(config.width, queries, has_bias, device),
+            k_proj: Projection::new(config.width, keys, has_bias, device),
+            v_proj: Projection::new(config.width, keys, has_bias, device),
+            o_proj: Projection::new(queries, config.width, config.has_output_bias, device),
             q_norm: norm(),
             k_norm: norm(),
             head_width: config.head_width,
@@ -64,17 +64,22 @@ impl<B: Backend> GroupedAttention<B> {
             .reshape([batch, time, heads * head_width]);
         self.o_proj.forward(joined)
     }
-}
 
-/// A layer whose values are read from a file.
-pub(super) fn linear<B: Backend>(
-    inputs: usize,
-    outputs: usize,
-    has_bias: bool,
-    device: &B::Device,
-) -> Linear<B> {
-    LinearConfig::new(inputs, outputs)
-        .with_bias(has_bias)
-        .with_initializer(Initializer::Zeros)
-        .init(device)
+    pub(super) fn projections(&self) -> [(&'static str, &Projection<B>); 4] {
+        [
+            ("q_proj", &self.q_proj),
+            ("k_proj", &self.k_proj),
+            ("v_proj", &self.v_proj),
+            ("o_proj", &self.o_proj),
+        ]
+    }
+
+    pub(super) fn projections_mut(&mut self) -> [(&'static str, &mut Projection<B>); 4] {
+        [
+            ("q_proj", &mut self.q_proj),
+            ("k_proj", &mut self.k_proj),
+            ("v_proj", &mut self.v_proj),
+            ("o_proj", &mut self.o_proj),
+        ]
+    }
 }

@@ -1,11 +1,10 @@
 //! One of the blocks.
 
-use burn::nn::{Linear, RmsNorm, RmsNormConfig};
+use burn::nn::{RmsNorm, RmsNormConfig};
 use burn::prelude::*;
 use burn::tensor::activation::silu;
 
-use super::attention::linear;
-use super::{GroupedAttention, Layout, LlmConfig};
+use super::{GroupedAttention, Layout, LlmConfig, Projection};
 
 /// Attention, then a gated feed-forward network; each reads a normalised copy of the residual
 /// stream and adds to it.
@@ -37,14 +36,40 @@ impl<B: Backend> DecoderBlock<B> {
         let normalised = self.post_attention_layernorm.forward(x.clone());
         x + self.mlp.forward(normalised)
     }
+
+    /// The linear layers, with their paths in the block.
+    pub(super) fn projections(&self) -> Vec<(String, &Projection<B>)> {
+        let attention = self
+            .self_attn
+            .projections()
+            .map(|(name, layer)| (format!("self_attn.{name}"), layer));
+        let feed_forward = self
+            .mlp
+            .projections()
+            .map(|(name, layer)| (format!("mlp.{name}"), layer));
+        attention.into_iter().chain(feed_forward).collect()
+    }
+
+    /// As [`projections`](Self::projections).
+    pub(super) fn projections_mut(&mut self) -> Vec<(String, &mut Projection<B>)> {
+        let attention = self
+            .self_attn
+            .projections_mut()
+            .map(|(name, layer)| (format!("self_attn.{name}"), layer));
+        let feed_forward = self
+            .mlp
+            .projections_mut()
+            .map(|(name, layer)| (format!("mlp.{name}"), layer));
+        attention.into_iter().chain(feed_forward).collect()
+    }
 }
 
 /// SwiGLU (Shazeer, arXiv 2002.05202): `down(silu(gate(x)) up(x))`.
 #[derive(Module, Debug)]
 pub struct GatedFeedForward<B: Backend> {
-    gate_proj: Linear<B>,
-    up_proj: Linear<B>,
-    down_proj: Linear<B>,
+    gate_proj: Projection<B>,
+    up_proj: Projection<B>,
+    down_proj: Projection<B>,
 }
 
 impl<B: Backend> GatedFeedForward<B> {
@@ -55,9 +80,9 @@ impl<B: Backend> GatedFeedForward<B> {
             config.has_feed_forward_bias,
         );
         Self {
-            gate_proj: linear(width, inner, bias, device),
-            up_proj: linear(width, inner, bias, device),
-            down_proj: linear(inner, width, bias, device),
+            gate_proj: Projection::new(width, inner, bias, device),
+            up_proj: Projection::new(width, inner, bias, device),
+            down_proj: Projection::new(inner, width, bias, device),
         }
     }
 
@@ -67,5 +92,21 @@ impl<B: Backend> GatedFeedForward<B> {
     pub fn forward(&self, x: Tensor<B, 3>) -> Tensor<B, 3> {
         let gate = silu(self.gate_proj.forward(x.clone()));
         self.down_proj.forward(gate * self.up_proj.forward(x))
+    }
+
+    fn projections(&self) -> [(&'static str, &Projection<B>); 3] {
+        [
+            ("gate_proj", &self.gate_proj),
+            ("up_proj", &self.up_proj),
+            ("down_proj", &self.down_proj),
+        ]
+    }
+
+    fn projections_mut(&mut self) -> [(&'static str, &mut Projection<B>); 3] {
+        [
+            ("gate_proj", &mut self.gate_proj),
+            ("up_proj", &mut self.up_proj),
+            ("down_proj", &mut self.down_proj),
+        ]
     }
 }

@@ -45,4 +45,13 @@ pub enum LlmError {
         /// The first tensor that does not fit.
         reason: String,
     },
+
+    /// A pattern of what is to be trained matches no parameter.
+    #[error("{pattern:?} matches no parameter of the model: {instead}")]
+    NoParameter {
+        /// The pattern.
+        pattern: String,
+        /// What a pattern looks like.
+        instead: &'static str,
+    },
 }

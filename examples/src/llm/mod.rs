@@ -21,16 +21,20 @@
 //! | `config` | [`LlmConfig`] from `config.json`, and what is refused by its name |
 //! | `weights`, `write` | the parameters from `*.safetensors` and into it, one by one |
 //! | `sequences` | tokens, and the boundaries of documents in them |
-//! | `model`, `block`, `attention`, `rotary` | the model; its fields have the names of the files' tensors |
+//! | `lora`, `trained` | adapters, from and to PEFT's files, and what else is trained or frozen |
+//! | `model`, `block`, `attention`, `projection`, `rotary` | the model; its fields have the names of the files' tensors |
 //! | `error` | [`LlmError`] |
 
 mod attention;
 mod block;
 mod config;
 mod error;
+mod lora;
 mod model;
+mod projection;
 mod rotary;
 mod sequences;
+mod trained;
 mod weights;
 mod write;
 
@@ -38,6 +42,8 @@ pub use attention::GroupedAttention;
 pub use block::{DecoderBlock, GatedFeedForward};
 pub use config::{Architecture, LlmConfig, RotaryScaling};
 pub use error::LlmError;
+pub use lora::{ALL_LINEAR, LoraConfig};
 pub use model::{Decoder, Llm};
+pub use projection::{Adapter, Projection};
 pub use rotary::Rotation;
 pub use sequences::{Layout, Sequences};

@@ -2,12 +2,16 @@
 
 use std::path::Path;
 
-use burn::nn::{Embedding, EmbeddingConfig, Initializer, Linear, RmsNorm, RmsNormConfig};
+use burn::nn::{
+    Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig,
+};
 use burn::prelude::*;
+use burn::tensor::DType;
 use burn_fused::{LinearCrossEntropy, LinearCrossEntropyLossConfig};
 
-use super::attention::linear;
-use super::{DecoderBlock, Layout, LlmConfig, LlmError, Sequences, weights, write};
+use super::{
+    DecoderBlock, Layout, LlmConfig, LlmError, LoraConfig, Projection, Sequences, weights, write,
+};
 use crate::training::recompute::Checkpoint;
 
 /// The target of a token whose successor is of another document.
@@ -24,6 +28,12 @@ pub struct Llm<B: Backend> {
     config: LlmConfig,
     #[module(skip)]
     checkpoint: Checkpoint,
+    /// How its layers are adapted, if any is.
+    #[module(skip)]
+    lora: Option<LoraConfig>,
+    /// Numbers of the parameters that are trained.
+    #[module(skip)]
+    trained_parameters: usize,
 }
 
 /// Embedding, [blocks](DecoderBlock), and a final norm.
@@ -40,7 +50,9 @@ impl LlmConfig {
     pub fn init<B: Backend>(&self, device: &B::Device) -> Llm<B> {
         let embedding =
             EmbeddingConfig::new(self.vocabulary, self.width).with_initializer(Initializer::Zeros);
-        let head = (!self.is_tied).then(|| linear(self.width, self.vocabulary, false, device));
+        let head = LinearConfig::new(self.width, self.vocabulary)
+            .with_bias(false)
+            .with_initializer(Initializer::Zeros);
         Llm {
             model: Decoder {
                 embed_tokens: embedding.init(device),
@@ -51,9 +63,11 @@ impl LlmConfig {
                     .with_epsilon(self.norm_epsilon)
                     .init(device),
             },
-            lm_head: head,
+            lm_head: (!self.is_tied).then(|| head.init(device)),
             config: self.clone(),
             checkpoint: Checkpoint::None,
+            lora: None,
+            trained_parameters: self.parameters(),
         }
     }
 }
@@ -75,8 +89,8 @@ impl<B: Backend> Llm<B> {
         weights::read_on_use(self, folder)
     }
 
-    /// Writes a Hugging Face directory that `transformers` loads: the parameters in f32, each read
-    /// when it is written, with the configuration and the tokenizer of the directory `from`, which
+    /// Writes a Hugging Face directory that `transformers` loads: the parameters in f32, adapters
+    /// merged into the layers that they adapt, each read when it is written, with the configuration and the tokenizer of the directory `from`, which
     /// the model was read from. Where ranks share the parameters all of them call this, and one has
     /// a directory to write to.
     ///
@@ -92,6 +106,58 @@ impl<B: Backend> Llm<B> {
         &self.config
     }
 
+    /// How its layers are adapted, if any is.
+    pub fn lora(&self) -> Option<&LoraConfig> {
+        self.lora.as_ref()
+    }
+
+    /// The number of trained numbers.
+    pub fn trained_parameters(&self) -> usize {
+        self.trained_parameters
+    }
+
+    pub(super) fn with_trained_parameters(self, trained_parameters: usize) -> Self {
+        Self {
+            trained_parameters,
+            ..self
+        }
+    }
+
+    /// A frozen model whose layers have been given adapters.
+    pub(super) fn adapted(self, config: &LoraConfig) -> Self {
+        let projections = self.projections();
+        let adapted = projections
+            .iter()
+            .filter(|(_, layer)| layer.adapter().is_some());
+        let numbers = adapted.map(|(_, layer)| config.rank * layer.sizes().iter().sum::<usize>());
+        let trained_parameters = numbers.sum();
+        Self {
+            lora: Some(config.clone()),
+            trained_parameters,
+            ..self
+        }
+    }
+
+    /// The linear layers of the blocks, with their paths.
+    pub(super) fn projections(&self) -> Vec<(String, &Projection<B>)> {
+        let blocks = self.model.layers.iter().enumerate();
+        let of_block = |(number, block): (usize, _)| {
+            let layers = DecoderBlock::projections(block).into_iter();
+            layers.map(move |(path, layer)| (format!("model.layers.{number}.{path}"), layer))
+        };
+        blocks.flat_map(of_block).collect()
+    }
+
+    /// As [`projections`](Self::projections).
+    pub(super) fn projections_mut(&mut self) -> Vec<(String, &mut Projection<B>)> {
+        let blocks = self.model.layers.iter_mut().enumerate();
+        let of_block = |(number, block): (usize, _)| {
+            let layers = DecoderBlock::projections_mut(block).into_iter();
+            layers.map(move |(path, layer)| (format!("model.layers.{number}.{path}"), layer))
+        };
+        blocks.flat_map(of_block).collect()
+    }
+
     /// What becomes of the activations of each block until backward.
     #[must_use]
     pub fn with_checkpoint(self, checkpoint: Checkpoint) -> Self {
@@ -105,7 +171,7 @@ impl<B: Backend> Llm<B> {
     fn hidden(&self, tokens: Tensor<B, 2, Int>, layout: &Layout<B>) -> Tensor<B, 3> {
         // In a scope, because a tensor can only be moved to the host if a scope has recorded it from
         // its beginning.
-        let embed = || self.model.embed_tokens.forward(tokens);
+        let embed = || in_f32(self.model.embed_tokens.forward(tokens));
         let embedded = self.checkpoint.scope("embedding", embed);
         let blocks = self.model.layers.iter().enumerate();
         let x = blocks.fold(embedded, |x, (number, block)| {
@@ -146,5 +212,14 @@ impl<B: Backend> Llm<B> {
             Some(head) => head.weight.val(),
             None => self.model.embed_tokens.weight.val().transpose(),
         }
+    }
+}
+
+/// The residual stream is not in the type of a frozen embedding, or sums over many blocks would be
+/// rounded to it.
+fn in_f32<B: Backend>(embedded: Tensor<B, 3>) -> Tensor<B, 3> {
+    match embedded.dtype() {
+        DType::BF16 | DType::F16 => embedded.cast(DType::F32),
+        _ => embedded,
     }
 }

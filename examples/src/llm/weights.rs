@@ -109,7 +109,8 @@ pub(super) fn name_in_files(path: &str) -> String {
 
 /// Whether PyTorch has the transposed matrix: `[outputs, inputs]` for a linear layer.
 pub(super) fn is_transposed(name: &str) -> bool {
-    name.ends_with("_proj.weight") || name == "lm_head.weight"
+    let ends = ["_proj.weight", ".lora_A.weight", ".lora_B.weight"];
+    name == "lm_head.weight" || ends.iter().any(|end| name.ends_with(end))
 }
 
 impl<B: Backend> ModuleMapper<B> for ReadOnUse {

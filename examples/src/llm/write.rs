@@ -1,15 +1,19 @@
 //! A model as a Hugging Face directory.
 
 use std::borrow::Cow;
-use std::path::Path;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 
 use burn::prelude::*;
+use burn_amp::{F32, autocast};
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
 use burn_decorator::module::for_each_float;
 use safetensors::tensor::{Dtype, View, serialize_to_file};
 use serde_json::Value;
 
+use super::lora::{WEIGHTS, adapter_name};
+use super::projection::Product;
 use super::weights::{WHOLE, is_transposed, name_in_files};
 use super::{Llm, LlmError};
 
@@ -25,16 +29,57 @@ const TOKENIZER: [&str; 8] = [
     "chat_template.jinja",
 ];
 
-/// Writes the model in f32, with the configuration and the tokenizer of the directory that it was
-/// read from. Without a directory to write to only reads every parameter, in the same order.
+/// Writes the model in f32, adapters merged into the layers that they adapt, with the configuration
+/// and the tokenizer of the directory that it was read from. Without a directory to write to only
+/// reads every parameter, in the same order.
 pub(super) fn write<B: Backend>(
     model: &Llm<B>,
     from: &Path,
     to: Option<&Path>,
 ) -> Result<(), LlmError> {
+    let adapters = model.projections().into_iter().filter_map(|(path, layer)| {
+        let weight = format!("{path}.weight");
+        Some((weight, layer.adapter()?.product()))
+    });
+    let mut adapters: HashMap<_, _> = adapters.collect();
+    let parameters = parameters(model, |path| {
+        adapter_name(path).is_none().then(|| {
+            let name = name_in_files(path);
+            let added = adapters.remove(&name);
+            (name, added)
+        })
+    });
+    write_tensors(parameters, to.map(|to| to.join(WHOLE)))?;
+    let Some(to) = to else {
+        return Ok(());
+    };
+    for file in TOKENIZER {
+        if from.join(file).exists() {
+            fs_err::copy(from.join(file), to.join(file))?;
+        }
+    }
+    write_config(from, to)
+}
+
+/// Writes the adapters alone; as [`write`].
+pub(super) fn write_adapters<B: Backend>(
+    model: &Llm<B>,
+    to: Option<&Path>,
+) -> Result<(), LlmError> {
+    let parameters = parameters(model, |path| Some((adapter_name(path)?, None)));
+    write_tensors(parameters, to.map(|to| to.join(WEIGHTS)))
+}
+
+/// The parameters that have a name, each with what is added to it.
+fn parameters<B: Backend>(
+    model: &Llm<B>,
+    mut named: impl FnMut(&str) -> Option<(String, Option<Product<B>>)>,
+) -> Vec<(String, FileTensor<B>)> {
     let mut parameters = Vec::new();
     for_each_float(model, |path, _, tensor| {
-        let name = name_in_files(path);
+        let Some((name, added)) = named(path) else {
+            return;
+        };
         let is_transposed = is_transposed(&name);
         let mut shape = tensor.shape().to_vec();
         if is_transposed {
@@ -42,6 +87,7 @@ pub(super) fn write<B: Backend>(
         }
         let parameter = FileTensor::<B> {
             tensor,
+            added,
             is_transposed,
             shape,
         };
@@ -49,26 +95,30 @@ pub(super) fn write<B: Backend>(
     });
     // As the file has them: ranks that read a parameter together read in one order.
     parameters.sort_by(|(left, _), (right, _)| left.cmp(right));
-    let Some(to) = to else {
-        for (_, parameter) in &parameters {
-            parameter.data();
+    parameters
+}
+
+/// Writes a file, or without one only reads the tensors.
+fn write_tensors<B: Backend>(
+    tensors: Vec<(String, FileTensor<B>)>,
+    file: Option<PathBuf>,
+) -> Result<(), LlmError> {
+    let Some(file) = file else {
+        for (_, tensor) in &tensors {
+            tensor.data();
         }
         return Ok(());
     };
-    fs_err::create_dir_all(to)?;
-    let path = to.join(WHOLE);
+    if let Some(folder) = file.parent() {
+        fs_err::create_dir_all(folder)?;
+    }
     // What `save_pretrained` writes, and `transformers` asks for.
     let metadata = [("format".to_owned(), "pt".to_owned())].into();
-    serialize_to_file(parameters, Some(metadata), &path).map_err(|error| {
-        let reason = format!("cannot write {}: {error}", path.display());
+    serialize_to_file(tensors, Some(metadata), &file).map_err(|error| {
+        let reason = format!("cannot write {}: {error}", file.display());
         std::io::Error::other(reason)
     })?;
-    for file in TOKENIZER {
-        if from.join(file).exists() {
-            fs_err::copy(from.join(file), to.join(file))?;
-        }
-    }
-    write_config(from, to)
+    Ok(())
 }
 
 /// The configuration, with the type of the weights that were written.
@@ -94,6 +144,8 @@ fn write_config(from: &Path, to: &Path) -> Result<(), LlmError> {
 /// A tensor of the file, read from the device when it is written.
 struct FileTensor<B: Backend> {
     tensor: FloatTensor<B>,
+    /// What an adapter adds.
+    added: Option<Product<B>>,
     /// Whether the file has the transposed matrix.
     is_transposed: bool,
     /// In the file.
@@ -110,7 +162,11 @@ impl<B: Backend> View for FileTensor<B> {
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
-        let tensor = self.tensor.clone();
+        let tensor = match &self.added {
+            None => self.tensor.clone(),
+            // In f32 also where the training multiplies in a low type.
+            Some(added) => autocast::<F32, _>(|| added.add_to(self.tensor.clone())),
+        };
         let tensor = if self.is_transposed {
             B::float_transpose(tensor)
         } else {

@@ -1,6 +1,7 @@
 //! The updates of `finetune` are those of transformers (`golden.py`), with every option that must
 //! not change them, and what cannot be trained is refused by its name.
 
+mod lora;
 mod text;
 
 use std::fs;
