@@ -4,6 +4,7 @@ use std::error::Error;
 use std::sync::Arc;
 
 use burn_decorator::non_finite::name_some;
+use burn_ranks::RanksError;
 use thiserror::Error as ThisError;
 
 /// Errors of an update.
@@ -21,6 +22,13 @@ pub enum UpdateError {
         /// Its error.
         source: Arc<dyn Error + Send + Sync>,
     },
+    /// The group of ranks is lost, cannot start, or its ranks disagree.
+    #[error(transparent)]
+    Ranks(#[from] RanksError),
+    /// A Learner, or data, that an [`UpdateStrategy`](crate::UpdateStrategy) cannot train: why, and
+    /// what to do instead.
+    #[error("{0}")]
+    Strategy(String),
     /// Two parts with one name, under which a record could keep only one.
     #[error("the update has a part `{name}` already: a part's name is its place in the record")]
     SameName {
@@ -165,5 +173,13 @@ impl UpdateError {
             Self::Part { source, .. } => source.downcast_ref(),
             _ => None,
         }
+    }
+}
+
+/// Panics with the error: Burn's traits allow no other failure.
+pub(crate) fn raise<T>(result: Result<T, UpdateError>) -> T {
+    match result {
+        Ok(value) => value,
+        Err(error) => panic!("{error}"),
     }
 }

@@ -18,7 +18,7 @@
 //!     .average(AverageConfig::new(0.999))?;
 //!
 //! for _ in 0..4 {
-//!     let loss = model.forward(Tensor::<B, 2>::ones([8, 4], &device)).powi_scalar(2).mean();
+//!     let loss = model.forward(Tensor::<B, 2>::ones([8, 4], &device)).powi_scalar(2).mean() * 1e-3;
 //!     let gradients = update.backward(&model, loss);
 //!     model = update.step(1e-3, model, gradients)?;
 //! }
@@ -49,6 +49,7 @@
 //! | `average` | the average of the weights |
 //! | `gradients` | gradients by path, for parts of one's own |
 //! | `record` | the saved state of all parts |
+//! | `strategy` | [`UpdateStrategy`], the training loop of the Learner, with one rank or many |
 //!
 //! # For maintainers: the place of a reduction over ranks
 //!
@@ -75,6 +76,7 @@ mod optimizer;
 mod part;
 mod record;
 mod step;
+mod strategy;
 mod update;
 
 pub use arrived::{Arrived, items_id};
@@ -88,4 +90,9 @@ pub use optimizer::BurnOptimizer;
 pub use part::{Accumulate, IntoAccumulate, IntoScale, Optimize, Part, Scale, Stateful};
 pub use record::{PartState, UpdateItem, UpdateRecord};
 pub use step::{HalfPrecision, Step, StepOutcome};
+pub use strategy::{
+    BatchSums, DistributedSampler, Driver, EpochItems, EpochOfRank, EpochTail, Position,
+    RankDriver, RankItem, RankLoader, SampledLoader, SilentRenderer, SummedOutput, Tail,
+    UpdateStrategy, WriteRecord,
+};
 pub use update::Update;

@@ -13,6 +13,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Device, Element};
 use burn_decorator::message::{self, Message};
 
+use crate::error::raise;
 use crate::{Optimize, PartState, Stateful, Step, Update, UpdateError, UpdateRecord};
 
 /// The name under which a record has what is of the whole update.
@@ -180,14 +181,6 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
         }
         record.finish()?;
         Ok(self)
-    }
-}
-
-/// Panics with the error: Burn's trait allows no other failure.
-fn raise<T>(result: Result<T, UpdateError>) -> T {
-    match result {
-        Ok(value) => value,
-        Err(error) => panic!("{error}"),
     }
 }
 

@@ -152,7 +152,6 @@ mod read_on_use;
 pub mod record;
 mod recorder;
 mod reduce;
-mod sampler;
 mod settings;
 mod stack;
 mod state;
@@ -170,6 +169,10 @@ pub use burn_ranks::{
     BufferDtype, BufferLength, GroupFault, GroupOptions, HostBuffer, InvalidSetting, Partition,
     ProcessGroup, RanksError, ReduceOp, ShardMap, SimulatedRank, SingleRank, Split, ThreadGroup,
 };
+pub use burn_update::{
+    BatchSums, DistributedSampler, EpochItems, EpochOfRank, RankItem, RankLoader, SampledLoader,
+    SilentRenderer, SummedOutput, Tail,
+};
 pub use config::{BatchConfig, BatchSizes, ConfigError, ZeroConfig};
 pub use error::ZeroError;
 pub use estimate::{Estimate, ModelStates, estimate};
@@ -182,12 +185,8 @@ pub use parameters::offload_parameters;
 pub use read_on_use::read_on_use;
 pub use record::{RecordError, consolidate, consolidate_as, load_sharded, save_sharded};
 pub use recorder::{Recorder, Training};
-pub use sampler::{DistributedSampler, EpochOfRank, Tail};
 pub use settings::{Memory, Stage, ZeroSettings};
-pub use strategy::{
-    BatchSums, EpochItems, RankItem, RankLoader, SampledLoader, SilentRenderer, SummedOutput,
-    ZeroStrategy,
-};
+pub use strategy::ZeroStrategy;
 pub use tensor_file::TensorFile;
 
 /// Types of modules and records, public because Burn's traits require it; programs need not name

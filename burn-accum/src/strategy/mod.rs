@@ -1,17 +1,13 @@
-//! Burn's training loop on one device, in which windows end where epochs do.
+//! Training in Burn's `Learner` for a [`MultiSteps`](crate::MultiSteps): burn-update's loop, in which
+//! windows end where epochs do.
 
 mod progress;
-mod training;
 
 use std::sync::Arc;
 
 use burn::{
-    data::dataloader::Progress,
     optim::GradientsParams,
-    tensor::{
-        Device,
-        backend::{AutodiffBackend, DeviceOps},
-    },
+    tensor::{Device, backend::AutodiffBackend},
     train::{
         Learner, LearningComponentsTypes, SupervisedLearningStrategy,
         SupervisedTrainingEventProcessor, TrainLoader, TrainingBackend, TrainingComponents,
@@ -19,13 +15,13 @@ use burn::{
     },
 };
 
-use burn_decorator::device::device_of;
 use burn_decorator::message::{self, short_name};
+use burn_ranks::ProcessGroup;
+use burn_update::{Driver, EpochTail, RankDriver, UpdateError, UpdateStrategy};
 
 pub use progress::AccumProgress;
 
-use crate::{AccumError, UpdateCounter, multi_steps::raise};
-use training::Training;
+use crate::{AccumError, UpdateCounter};
 
 /// Burn's training on one device, for an optimizer with a [`MultiSteps`](crate::MultiSteps) in it:
 /// the last window of an epoch is applied with its true weights before the model is validated and
@@ -105,20 +101,6 @@ pub struct AccumulatingStrategy<B: AutodiffBackend> {
     tail: EpochTail,
 }
 
-/// What happens to a window that is not complete when an epoch ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum EpochTail {
-    /// It is an update, of the micro-batches that are in it (Accelerate, Lightning; these divide by
-    /// the full length). The default.
-    #[default]
-    Apply,
-    /// It continues in the next epoch (DeepSpeed), and the record holds it. Use it where epochs
-    /// only interrupt an endless stream to validate and to save. A window open at the end of
-    /// training is applied to the returned model, and also remains in the record: training that is
-    /// resumed continues as if it had not ended.
-    Carry,
-}
-
 impl<B: AutodiffBackend> AccumulatingStrategy<B> {
     /// Trains where the model is (its first parameter), as Burn's Learner does by default;
     /// `updates` are those of the `MultiSteps` that goes into the Learner: see
@@ -145,87 +127,87 @@ impl<B: AutodiffBackend> AccumulatingStrategy<B> {
         self.tail = tail;
         self
     }
-
-    /// Whether the optimizer uses this strategy's counter. It sends a request, because wrappers do
-    /// not expose what they wrap.
-    fn check_optimizer<LC>(&self, learner: &mut Learner<LC>) -> Result<(), AccumError>
-    where
-        LC: LearningComponentsTypes<Backend = B>,
-    {
-        let before = self.updates.answers();
-        message::describe(|| learner.optimizer_step(GradientsParams::new()));
-        if self.updates.answers() == before {
-            return Err(AccumError::NoMultiSteps {
-                optimizer: short_name::<LC::Optimizer>(),
-            });
-        }
-        Ok(())
-    }
 }
 
-impl<LC: LearningComponentsTypes> SupervisedLearningStrategy<LC>
+impl<LC: LearningComponentsTypes + 'static> SupervisedLearningStrategy<LC>
     for AccumulatingStrategy<TrainingBackend<LC>>
 {
     fn fit(
         &self,
         components: TrainingComponents<LC>,
-        mut learner: Learner<LC>,
-        dataloader_train: TrainLoader<LC>,
-        dataloader_valid: ValidLoader<LC>,
-        starting_epoch: usize,
+        learner: Learner<LC>,
+        train: TrainLoader<LC>,
+        valid: ValidLoader<LC>,
+        epoch: usize,
     ) -> (TrainingModel<LC>, SupervisedTrainingEventProcessor<LC>) {
-        if let Some(steps) = components.grad_accumulation {
-            raise(Err(AccumError::SecondAccumulation { steps }))
-        }
-        let device = match &self.device {
-            Some(device) => device.clone(),
-            None => device_of::<TrainingBackend<LC>, _>(&learner.model()),
-        };
-        learner.fork(&device);
-        raise(self.check_optimizer(&mut learner));
-
-        let mut training = Training {
-            learner,
-            train: dataloader_train.to_device(&device),
-            valid: dataloader_valid.to_device(device.inner()),
-            processor: components.event_processor,
-            interrupter: components.interrupter,
+        let driver = Windows {
             updates: self.updates.clone(),
-            micro_batches: 0,
         };
-        let mut checkpointer = components.checkpointer;
-        let mut early_stopping = components.early_stopping;
-        let store = components.event_store;
-
-        for epoch in starting_epoch..=components.num_epochs {
-            let progress = Progress::new(epoch, components.num_epochs);
-            training.train(&progress, self.tail);
-            if training.is_interrupted() {
-                break;
-            }
-            training.validate(&progress);
-            if let Some(checkpointer) = &mut checkpointer {
-                checkpointer.checkpoint(&training.learner, epoch, &store);
-            }
-            if let Some(early_stopping) = &mut early_stopping
-                && early_stopping.should_stop(epoch, &store)
-            {
-                break;
-            }
+        let mut strategy = UpdateStrategy::driven(driver).with_tail(self.tail);
+        if let Some(device) = &self.device {
+            strategy = strategy.with_devices(vec![device.clone()]);
         }
-        if self.tail == EpochTail::Carry {
-            training.apply_window();
-        }
-        (training.learner.model(), training.processor)
+        strategy.fit(components, learner, train, valid, epoch)
     }
 }
 
 /// For `SupervisedTraining::with_training_strategy`.
 impl<LC> From<AccumulatingStrategy<TrainingBackend<LC>>> for TrainingStrategy<LC>
 where
-    LC: LearningComponentsTypes,
+    LC: LearningComponentsTypes + 'static,
 {
     fn from(strategy: AccumulatingStrategy<TrainingBackend<LC>>) -> Self {
         Self::Custom(Arc::new(strategy))
+    }
+}
+
+/// What the loop asks of a [`MultiSteps`](crate::MultiSteps), whose counter this is.
+#[derive(Clone)]
+struct Windows {
+    updates: UpdateCounter,
+}
+
+impl<LC: LearningComponentsTypes> Driver<LC> for Windows {
+    fn check(&self, components: &TrainingComponents<LC>, _: usize) -> Result<(), UpdateError> {
+        match components.grad_accumulation {
+            Some(steps) => Err(AccumError::SecondAccumulation { steps }.into()),
+            None => Ok(()),
+        }
+    }
+
+    fn of_rank(
+        &self,
+        _: Arc<dyn ProcessGroup>,
+        device: Device<TrainingBackend<LC>>,
+    ) -> Box<dyn RankDriver<LC>> {
+        Box::new(WindowsOn::<TrainingBackend<LC>> {
+            updates: self.updates.clone(),
+            device,
+        })
+    }
+}
+
+/// What the loop asks of it on its one rank.
+struct WindowsOn<B: AutodiffBackend> {
+    updates: UpdateCounter,
+    device: Device<B>,
+}
+
+impl<LC: LearningComponentsTypes> RankDriver<LC> for WindowsOn<TrainingBackend<LC>> {
+    /// Also checks that the optimizer uses this counter. It sends a request, because wrappers do
+    /// not expose what they wrap.
+    fn prepare(&self, learner: &mut Learner<LC>) -> Result<(), UpdateError> {
+        learner.fork(&self.device);
+        let before = self.updates.answers();
+        message::describe(|| learner.optimizer_step(GradientsParams::new()));
+        if self.updates.answers() == before {
+            let optimizer = short_name::<LC::Optimizer>();
+            return Err(AccumError::NoMultiSteps { optimizer }.into());
+        }
+        Ok(())
+    }
+
+    fn updates(&self) -> Option<u64> {
+        Some(self.updates.updates())
     }
 }

@@ -13,7 +13,7 @@ use parking_lot::RwLock;
 use crate::{DistributedSampler, EpochOfRank};
 
 /// A loader of training data that knows how to give a rank its part: for
-/// [`ZeroStrategy::with_train_loader`](crate::ZeroStrategy::with_train_loader).
+/// [`UpdateStrategy::with_train_loader`](crate::UpdateStrategy::with_train_loader).
 ///
 /// [`SampledLoader`] is one for any dataset. Implement it for a loader of your own that does not
 /// follow Burn's `DataLoader::slice`.
@@ -31,47 +31,30 @@ pub trait RankLoader<B: Backend, O>: Send + Sync {
 /// [`DistributedSampler`]. Each [`iter`](DataLoader::iter) is the next epoch.
 ///
 /// It makes a loader of Burn's for a rank's items: give it the function that does. The
-/// [`ZeroStrategy`](crate::ZeroStrategy) gets it too, because Burn's `DataLoader` can only be cut
-/// into contiguous parts:
+/// [`UpdateStrategy`](crate::UpdateStrategy) gets it too, because Burn's `DataLoader` can only be
+/// cut into contiguous parts:
 ///
-/// ```no_run
-/// # use std::sync::Arc;
+/// ```
 /// # use burn::data::{dataloader::{DataLoader, DataLoaderBuilder, batcher::Batcher}, dataset::InMemDataset};
-/// # use burn::{backend::Autodiff, lr_scheduler::constant::ConstantLr, optim::{AdamWConfig, GradientsParams}, prelude::*};
-/// # use burn::train::{InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep};
+/// # use burn::{backend::Autodiff, prelude::*};
 /// # use burn_flex::Flex;
-/// # use burn_zero::{Sharded, Stage, ZeroOptimizer, ZeroSettings};
-/// # type B = Sharded<Autodiff<Flex>>;
-/// # #[derive(Module, Debug)]
-/// # struct Model<B: Backend> { linear: nn::Linear<B> }
-/// # impl TrainStep for Model<B> {
-/// #     type Input = Vec<u8>;
-/// #     type Output = ();
-/// #     fn step(&self, _: Vec<u8>) -> TrainOutput<()> { TrainOutput { grads: GradientsParams::new(), item: () } }
-/// # }
-/// # impl<I: Backend> InferenceStep for Model<I> {
-/// #     type Input = Vec<u8>;
-/// #     type Output = ();
-/// #     fn step(&self, _: Vec<u8>) {}
-/// # }
+/// # type B = Autodiff<Flex>;
 /// # #[derive(Clone)]
 /// # struct MyBatcher;
 /// # impl<I: Backend> Batcher<I, u8, Vec<u8>> for MyBatcher {
 /// #     fn batch(&self, items: Vec<u8>, _: &I::Device) -> Vec<u8> { items }
 /// # }
-/// # type Valid = <B as burn::tensor::backend::AutodiffBackend>::InnerBackend;
-/// # fn train(model: Model<B>, dataset: InMemDataset<u8>, valid: Arc<dyn DataLoader<Valid, Vec<u8>>>) {
-/// use burn_zero::{DistributedSampler, SampledLoader, ZeroStrategy};
+/// # let dataset = InMemDataset::new(vec![1, 2, 3]);
+/// use burn_update::{DistributedSampler, SampledLoader};
 ///
 /// // Was: DataLoaderBuilder::new(batcher).batch_size(8).shuffle(42).num_workers(2).build(dataset)
 /// let train = SampledLoader::<B, _, _>::new(DistributedSampler::shuffled(42), dataset, |items| {
 ///     DataLoaderBuilder::new(MyBatcher).batch_size(8).num_workers(2).build(items)
 /// });
-/// # let optimizer = ZeroOptimizer::in_learner(AdamWConfig::new().init(), ZeroSettings::stage(Stage::Gradients));
-/// SupervisedTraining::new("artifacts", train.clone(), valid)
-///     .with_training_strategy(ZeroStrategy::threads(4).with_train_loader(train).into())
-///     .launch(Learner::new(model, optimizer, ConstantLr::new(1e-3)));
-/// # }
+/// // SupervisedTraining::new("artifacts", train.clone(), valid)
+/// //     .with_training_strategy(strategy.with_train_loader(train).into())
+/// # let train: std::sync::Arc<dyn DataLoader<B, Vec<u8>>> = train;
+/// # assert_eq!(train.iter().map(|batch| batch.len()).sum::<usize>(), 3);
 /// ```
 ///
 /// The function must not shuffle again: then a rank's batches would not be those of its part in
@@ -134,7 +117,7 @@ impl<B: Backend, I: Send + Sync + 'static, O: 'static> SampledLoader<B, I, O> {
     }
 
     /// The same loader whose next epoch is `epoch`, for a training that is resumed without a
-    /// [`ZeroStrategy`](crate::ZeroStrategy), which begins with the right one by itself.
+    /// [`UpdateStrategy`](crate::UpdateStrategy), which begins with the right one by itself.
     pub fn from_epoch(&self, epoch: usize) -> Arc<Self> {
         let first = EpochOfRank {
             epoch,

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 /// All ranks get equally many items: see [`Tail`].
 ///
 /// ```
-/// use burn_zero::{DistributedSampler, EpochOfRank};
+/// use burn_update::{DistributedSampler, EpochOfRank};
 ///
 /// let sampler = DistributedSampler::shuffled(7);
 /// let of_rank = |rank| sampler.items(6, EpochOfRank { epoch: 1, rank, ranks: 2 });

@@ -18,7 +18,7 @@ use super::items::RankItem;
 /// ```
 /// use burn::prelude::*;
 /// use burn::train::{ClassificationOutput, InferenceStep};
-/// use burn_zero::SummedOutput;
+/// use burn_update::SummedOutput;
 ///
 /// # #[derive(Module, Debug)]
 /// # struct Model<B: Backend> { linear: nn::Linear<B> }

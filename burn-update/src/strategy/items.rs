@@ -13,7 +13,7 @@ use burn_ranks::ProcessGroup;
 use parking_lot::Mutex;
 
 use super::rank::StepStatus;
-use crate::ZeroError;
+use crate::UpdateError;
 
 /// How a rank's items are sent to rank 0: at most one a step.
 pub(super) enum Items<T> {
@@ -50,12 +50,12 @@ impl<T> Items<T> {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::Strategy`] for bytes that are no item; those of the group.
+    /// [`UpdateError::Strategy`] for bytes that are no item; those of the group.
     pub(super) fn collect(
         &mut self,
         group: &dyn ProcessGroup,
         all: &[StepStatus],
-    ) -> Result<Vec<(usize, T)>, ZeroError> {
+    ) -> Result<Vec<(usize, T)>, UpdateError> {
         let senders: Vec<_> = (1..all.len()).filter(|&rank| all[rank].has_item).collect();
         match self {
             Self::Queues(0, queues) => {
@@ -70,7 +70,7 @@ impl<T> Items<T> {
                     Ok(item) => Ok((rank, item)),
                     Err(reason) => {
                         let reason = format!("an item of rank {rank} cannot be read: {reason}");
-                        Err(ZeroError::Strategy(reason))
+                        Err(UpdateError::Strategy(reason))
                     }
                 };
                 let of_all = |all: Vec<Vec<u8>>| {
@@ -85,7 +85,7 @@ impl<T> Items<T> {
 }
 
 /// An output of a model that is sent to rank 0's process, which computes the metrics of all ranks:
-/// see [`ZeroStrategy::process`](crate::ZeroStrategy::process).
+/// see [`UpdateStrategy::process`](crate::UpdateStrategy::process).
 ///
 /// Burn's outputs are such items, sent whole. A [`SummedOutput`](crate::SummedOutput) has 16 bytes,
 /// from which loss, accuracy and perplexity are computed. For one of your own, write what its
@@ -93,7 +93,7 @@ impl<T> Items<T> {
 ///
 /// ```
 /// use burn::train::ItemLazy;
-/// use burn_zero::RankItem;
+/// use burn_update::RankItem;
 ///
 /// struct Loss(f32);
 ///

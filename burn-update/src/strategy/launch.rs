@@ -12,32 +12,26 @@ use burn_decorator::ranks::copy_for_rank;
 use burn_ranks::{ProcessGroup, RanksError, SingleRank, ThreadGroup};
 
 use super::data::split;
+use super::driver::Position;
 use super::items::Items;
 use super::rank::{Checkpoints, Rank, Rank0, Run, Trained};
-use super::{Ranks, ZeroStrategy};
-use crate::{EpochOfRank, ZeroError};
+use super::{Ranks, UpdateStrategy};
+use crate::{EpochOfRank, UpdateError};
 
 pub(super) type Fitted<LC> = (TrainingModel<LC>, SupervisedTrainingEventProcessor<LC>);
 
-impl<LC: LearningComponentsTypes + 'static> ZeroStrategy<LC> {
+impl<LC: LearningComponentsTypes + 'static> UpdateStrategy<LC> {
     /// # Errors
     ///
-    /// Those of the strategy, of sharding and of the group.
+    /// Those of the strategy, of the optimizer and of the group.
     pub(super) fn try_fit(
         &self,
         components: TrainingComponents<LC>,
         learner: Learner<LC>,
         train: TrainLoader<LC>,
         valid: ValidLoader<LC>,
-        first_epoch: usize,
-    ) -> Result<Fitted<LC>, ZeroError> {
-        let refused = |reason| Err(ZeroError::Strategy(reason));
-        if let Some(steps) = components.grad_accumulation {
-            return refused(format!(
-                "the Learner accumulates gradients itself (`grads_accumulation({steps})`), which knows nothing of ranks: use \
-                 burn-accum's `MultiSteps` around the ZeroOptimizer"
-            ));
-        }
+        first: usize,
+    ) -> Result<Fitted<LC>, UpdateError> {
         let mut threads = Vec::new();
         let groups: Vec<Arc<dyn ProcessGroup>> = match &self.ranks {
             Ranks::Threads(1, _) => vec![Arc::new(SingleRank::new())],
@@ -49,21 +43,24 @@ impl<LC: LearningComponentsTypes + 'static> ZeroStrategy<LC> {
             Ranks::Process(group) => vec![group.clone()],
         };
         let (ranks, world_size) = (groups.len(), groups[0].world_size());
+        self.driver.check(&components, world_size)?;
+        let position = self.driver.position();
+        let position = position.unwrap_or_else(|| Position::epoch(first));
         let device = || device_of::<TrainingBackend<LC>, _>(&learner.model());
         let devices = self.devices.clone();
         let devices = devices.unwrap_or_else(|| vec![device(); ranks]);
         if devices.len() != ranks {
             let named = devices.len();
-            return refused(format!(
+            return Err(UpdateError::Strategy(format!(
                 "there are {named} devices for {ranks} ranks: name one for each"
-            ));
+            )));
         }
         let (parts, order) = match &self.train_loader {
             None => (split(&train, world_size), String::new()),
             Some(loader) => {
                 let of_rank = |rank| {
                     loader.of_rank(EpochOfRank {
-                        epoch: first_epoch,
+                        epoch: position.epoch,
                         rank,
                         ranks: world_size,
                     })
@@ -73,11 +70,15 @@ impl<LC: LearningComponentsTypes + 'static> ZeroStrategy<LC> {
             }
         };
         let run = Run {
+            driver: self.driver.clone(),
             interrupter: components.interrupter,
             store: components.event_store,
-            first_epoch,
+            first,
             last_epoch: components.num_epochs,
+            counting: self.counting,
+            tail: self.tail,
             order: order.into(),
+            begins_at_epoch: self.train_loader.is_some(),
             train_metrics: self.train_metrics,
         };
         let mut rank_0 = Some(Rank0 {
@@ -101,6 +102,8 @@ impl<LC: LearningComponentsTypes + 'static> ZeroStrategy<LC> {
                 run: run.clone(),
                 rank_0: rank_0.take_if(|_| group.rank() == 0),
                 group,
+                position,
+                steps: 0,
             })
         });
         let ranks: Vec<_> = ranks.collect();
@@ -122,7 +125,7 @@ impl<LC: LearningComponentsTypes + 'static> ZeroStrategy<LC> {
 fn run_threads<LC: LearningComponentsTypes + 'static>(
     ranks: Vec<Box<Rank<LC>>>,
     groups: Vec<ThreadGroup>,
-) -> Vec<Result<Trained<LC>, ZeroError>> {
+) -> Vec<Result<Trained<LC>, UpdateError>> {
     let run = |group: ThreadGroup, mut rank: Box<Rank<LC>>| {
         // Rank 0 takes its first step after collectives of all ranks, so its Learner does not
         // change during the copy.
@@ -139,12 +142,12 @@ fn run_threads<LC: LearningComponentsTypes + 'static>(
 /// The results, or the error of the rank that failed: on the other ranks its failure is a fault of
 /// the group.
 fn result_of_all<R>(
-    results: Vec<Result<R, ZeroError>>,
+    results: Vec<Result<R, UpdateError>>,
     group: &ThreadGroup,
-) -> Result<Vec<R>, ZeroError> {
+) -> Result<Vec<R>, UpdateError> {
     let errors = || results.iter().filter_map(|result| result.as_ref().err());
     if let Some(error) =
-        errors().find(|error| !matches!(error, ZeroError::Ranks(RanksError::Group(_))))
+        errors().find(|error| !matches!(error, UpdateError::Ranks(RanksError::Group(_))))
     {
         return Err(error.clone());
     }

@@ -1,46 +1,65 @@
-//! An epoch: training steps that all ranks take together, and validation, which they share.
+//! Training steps that all ranks take together, and validation, which they share.
 
 use core::iter::from_fn;
 
 use burn::data::dataloader::Progress;
 use burn::module::AutodiffModule;
-use burn::optim::GradientsParams;
 use burn::train::{
     EventProcessorTraining, InferenceStep, LearnerEvent, LearningComponentsTypes, TrainingItem,
     ValidLoader,
 };
-use burn_decorator::message::{self, Message};
 
-use super::rank::{Rank, Rank0, StepStatus};
+use super::driver::RankDriver;
+use super::rank::{Batches, Rank, Rank0, StepStatus, Stretch};
 use super::{TrainItem, TrainMetrics, ValidItem};
-use crate::ZeroError;
+use crate::UpdateError;
+
+/// Why a stretch of training steps has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// A rank has no more batches.
+    Data,
+    /// The interval of updates, or the training, is complete.
+    Interval,
+    /// A rank is interrupted.
+    Interrupted,
+}
 
 impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
-    /// Trains on this rank's part of `items`, or until interrupted.
+    /// Trains on this rank's part of `items`, to the end of the data or of the interval, or until
+    /// interrupted.
     ///
     /// ```text
     /// loop:
-    ///     batch = next
+    ///     batch = next, unless the interval ends here
     ///     exchange: has_batch; learning rate, items and interruption of the last step
     ///     stop where one is interrupted or has no batch
     ///     step
     /// ```
-    pub(super) fn train(&mut self, epochs: &Progress, items: usize) -> Result<(), ZeroError> {
-        let epoch = epochs.items_processed;
-        log::info!("Executing training step for epoch {epoch}");
-        let loader = self.train.clone();
-        let mut batches = loader.iter();
+    pub(super) fn train(
+        &mut self,
+        driver: &dyn RankDriver<LC>,
+        batches: &mut Batches<'_, LC>,
+        stretch: &mut Stretch,
+        items: usize,
+    ) -> Result<Ended, UpdateError> {
+        let (number, epoch) = (stretch.number, self.position.epoch);
+        log::info!("Executing training step for epoch {number}");
+        // Since an end of the data, which may be within an interval.
         let mut steps = 0;
         let mut status = StepStatus::default();
         let mut progress = Progress::new(0, items);
+        let mut shown = Shown::default();
         loop {
             // Before the next batch is loaded, and after a step, as Burn does.
             if steps > 0 {
                 status = status.interrupted(&self.run.interrupter);
             }
+            // The same on all ranks, as all make the same updates.
+            let is_due = steps > 0 && self.is_due(driver, stretch);
             let batch = match status.interrupted {
-                None => batches.next(),
-                Some(_) => None,
+                None if !is_due => batches.next(),
+                _ => None,
             };
             status.has_batch = batch.is_some();
             // Learning rates are compared as part of the label, without a message of their own.
@@ -49,11 +68,14 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
             let all = self.exchange(status, &label)?;
             for (_, item) in self.train_items.collect(&*self.group, &all)? {
                 if let Some(rank_0) = &mut self.rank_0 {
-                    rank_0.show_train(item, &progress, epochs, steps, lr);
+                    rank_0.show_train(item, &progress, &shown);
                 }
             }
             if self.is_interrupted(&all) {
-                break;
+                return Ok(Ended::Interrupted);
+            }
+            if is_due {
+                return Ok(Ended::Interval);
             }
             let has_batch = |status: &StepStatus| status.has_batch;
             let Some(batch) = batch.filter(|_| all.iter().all(has_batch)) else {
@@ -62,19 +84,35 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
                         "epoch {epoch} ends after {steps} steps: a rank has no more batches"
                     );
                 }
-                break;
+                return Ok(Ended::Data);
             };
             steps += 1;
+            self.steps += 1;
+            stretch.steps += 1;
+            self.position.batches += 1;
             self.learner.lr_step();
-            log::info!("Iteration {steps}");
-            progress = scaled(&batches.progress(), items);
+            progress = self.of_all_ranks(&batches.progress(), items);
             let output = self.learner.train_step(batch);
             self.learner.optimizer_step(output.grads);
 
-            let lr = self.learner.lr_current();
+            // Fewer than before if a scaler has undone an update.
+            let updates = driver.updates();
+            let made = updates.map(|all| all.saturating_sub(stretch.updates_before) as usize);
+            shown = Shown {
+                progress: self.progress(driver, stretch),
+                iteration: made.unwrap_or(stretch.steps),
+                lr: self.learner.lr_current(),
+            };
+            match made {
+                Some(made) => log::info!(
+                    "Micro-batch {}, {made} updates in epoch {number}",
+                    self.steps
+                ),
+                None => log::info!("Iteration {}", stretch.steps),
+            }
             let is_sent = self.run.train_metrics == TrainMetrics::AllRanks;
             match &mut self.rank_0 {
-                Some(rank_0) => rank_0.show_train(output.item, &progress, epochs, steps, lr),
+                Some(rank_0) => rank_0.show_train(output.item, &progress, &shown),
                 None if is_sent => self.train_items.give(output.item),
                 None => {}
             }
@@ -83,18 +121,16 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
                 ..StepStatus::default()
             };
         }
-        // Without a step there is no learning rate either.
-        if steps > 0 {
-            message::send(Message::Flush, || {
-                self.learner.optimizer_step(GradientsParams::new());
-            });
+    }
+
+    /// This rank's progress, scaled to the `items` of all ranks.
+    fn of_all_ranks(&self, own: &Progress, items: usize) -> Progress {
+        if self.group.world_size() == 1 {
+            return own.clone();
         }
-        if let Some(rank_0) = &mut self.rank_0 {
-            rank_0
-                .processor
-                .process_train(LearnerEvent::EndEpoch(epoch));
-        }
-        Ok(())
+        let done = own.items_processed as u128 * items as u128;
+        let done = done.checked_div(own.items_total as u128);
+        Progress::new(done.map_or(items, |done| done as usize), items)
     }
 
     /// Validates on all of the data, or until interrupted. In each round every rank that has a
@@ -107,7 +143,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         &mut self,
         epochs: &Progress,
         gathers_units: bool,
-    ) -> Result<(), ZeroError> {
+    ) -> Result<(), UpdateError> {
         let epoch = epochs.items_processed;
         log::info!("Executing validation step for epoch {epoch}");
         let model = self.learner.model().valid();
@@ -167,7 +203,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
     fn valid_batches<'a>(
         &self,
         loader: &'a ValidLoader<LC>,
-    ) -> Result<ValidBatches<'a, LC>, ZeroError> {
+    ) -> Result<ValidBatches<'a, LC>, UpdateError> {
         let (rank, ranks) = (self.group.rank(), self.group.world_size());
         let mut batches = loader.iter();
         if ranks == 1 {
@@ -196,16 +232,14 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
 }
 
 impl<LC: LearningComponentsTypes> Rank0<LC> {
-    fn show_train(
-        &mut self,
-        item: TrainItem<LC>,
-        progress: &Progress,
-        epochs: &Progress,
-        steps: usize,
-        lr: f64,
-    ) {
-        let (progress, epochs) = (progress.clone(), epochs.clone());
-        let item = TrainingItem::new(item, progress, epochs, Some(steps), Some(lr));
+    fn show_train(&mut self, item: TrainItem<LC>, progress: &Progress, shown: &Shown) {
+        let item = TrainingItem::new(
+            item,
+            progress.clone(),
+            shown.progress.clone(),
+            Some(shown.iteration),
+            Some(shown.lr),
+        );
         let event = LearnerEvent::ProcessedItem(item);
         self.processor.process_train(event);
     }
@@ -228,12 +262,24 @@ impl<LC: LearningComponentsTypes> Rank0<LC> {
     }
 }
 
+/// What is shown with the items of a step.
+struct Shown {
+    /// The epoch or the interval.
+    progress: Progress,
+    /// Updates in it, or steps where updates are not counted.
+    iteration: usize,
+    lr: f64,
+}
+
+impl Default for Shown {
+    fn default() -> Self {
+        Self {
+            progress: Progress::new(0, 0),
+            iteration: 0,
+            lr: 0.0,
+        }
+    }
+}
+
 type ValidInput<LC> = <<LC as LearningComponentsTypes>::InferenceModel as InferenceStep>::Input;
 type ValidBatches<'a, LC> = Box<dyn Iterator<Item = (ValidInput<LC>, usize)> + 'a>;
-
-/// This rank's progress scaled to the `items` of all ranks.
-fn scaled(own: &Progress, items: usize) -> Progress {
-    let done = own.items_processed as u128 * items as u128;
-    let done = done.checked_div(own.items_total as u128);
-    Progress::new(done.map_or(items, |done| done as usize), items)
-}
