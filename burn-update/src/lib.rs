@@ -17,12 +17,12 @@
 //!     .scale(GradScalerConfig::default())?
 //!     .average(AverageConfig::new(0.999))?;
 //!
-//! for _ in 0..4 {
-//!     let loss = model.forward(Tensor::<B, 2>::ones([8, 4], &device)).powi_scalar(2).mean() * 1e-3;
+//! for _ in 0..8 {
+//!     let loss = model.forward(Tensor::<B, 2>::ones([8, 4], &device)).powi_scalar(2).mean();
 //!     let gradients = update.backward(&model, loss);
 //!     model = update.step(1e-3, model, gradients)?;
 //! }
-//! assert_eq!(update.updates(), 1);
+//! assert!(update.updates() >= 1); // a micro-batch that overflows in f16 counts for nothing
 //! let _to_validate_with = update.averaged(&model)?;
 //! # Ok::<(), burn_update::UpdateError>(())
 //! ```
