@@ -22,7 +22,7 @@
 //! # What happens to a tensor
 //!
 //! ```text
-//!                         an operation in a scope or under a budget (call/)
+//!                         an operation in a scope or under a budget (record/)
 //!                                            |
 //!                       result + recipe, or  |  result alone: random numbers, data, ...
 //!                                            v
@@ -35,9 +35,9 @@
 //!                                            v
 //!           +---------------- storage: Resident <--------------+
 //!           |                           |      |               |
-//!           | the scope ends, or        |      | Offload       | the tensor is used (replay.rs):
+//!           | the scope ends, or        |      | Offload       | the tensor is used (node/replay.rs):
 //!           | the budget needs room     |      v               |   its inputs come back, its operation runs again;
-//!           | (scope.rs, budget/)       |  Host copy --upload->|   what no handle refers to goes right after
+//!           | (scope/, budget/)         |  Host copy --upload->|   what no handle refers to goes right after
 //!           v                           |                      |
 //!        Evicted -----------------------|----replay------------+
 //!                                       v
@@ -69,106 +69,61 @@
 //! The *work* column of `burn-decorator`'s table says which operations are recorded: [`op_table`]
 //! lists them, `docs/operations.md` is printed from it.
 //!
-//! # Layers
+//! # Where what is
 //!
-//! A file imports only from layers above its own in this table:
-//!
-//! | layer | files | what |
-//! |---|---|---|
-//! | work and clock | `work`, `op`, `products`, `cost`, `clock` | what an operation costs; the operation count, forward or backward |
-//! | values | `kind`, `error`, `stack`, `trace`, `stats`, `unwound`, `verify`, `request`, `snapshot` | tensors of the inner backend, what panics drop, errors, events, counters, checksums, tensors that are asked for, what holds the memory |
-//! | region | `policy`, `region` | what a scope does with its tensors; a scope as its tensors refer to it |
-//! | entry | `entry`, `tiny` | a node as scopes and budgets see it, of any backend |
-//! | budget | `budget` | what is evicted when memory is short |
-//! | memory | `prefetch`, `download`, `host_copy`, `ahead`, `memory`, `gradient` | host copies, how they are read and their order; uploads of delivered tensors before their use; a device's counters, with the budget that they are under; the mark of a gradient, whose bytes these count |
-//! | node | `node`, `recipe` | meta, storage and recipe of a managed tensor |
-//! | replay | `replay`, `recorded` | bringing a node back; the node with its recipe |
-//! | context | `context`, `install` | a thread's open scopes, budget in force (its own or the process's), counters |
-//! | handle | `handle`, `outputs`, `listed_tensors`, `scope`, `call`, `delivered` | the tensor of `Remat`; the ends of scopes; recording an operation; tensors that are there during their uses |
-//! | backend | `decorator` | `Remat` from the table of operations |
-//! | tools | `sequential`, `module`, `plot`, `parameters`, `record_all`, `metric` | what is built on the public API |
+//! | folder | what |
+//! |---|---|
+//! | `node` | a handle, its node and the node's recipe: how a tensor comes back |
+//! | `record` | recording an operation: what its result takes from its operands, and what it costs |
+//! | `scope` | scopes, their policies and their results |
+//! | `budget` | what is evicted when memory is short |
+//! | `host` | copies in host memory, and parameters that are delivered from there |
+//! | `observe` | counters, traces, snapshots, comparisons |
+//! | `decorator` | `Remat` from the table of operations |
 
-mod again;
-mod ahead;
 mod budget;
-mod call;
-mod clock;
-mod context;
-mod cost;
 mod decorator;
-mod delivered;
-mod download;
-mod entry;
 mod error;
-mod extent;
-mod gradient;
-mod handle;
-mod host_copy;
-mod install;
-mod kind;
-mod listed_tensors;
-mod memory;
-mod metric;
-mod module;
+mod host;
 mod node;
-mod op;
-mod outputs;
-mod parameters;
-#[cfg(feature = "plot")]
-pub mod plot;
-mod policy;
-mod prefetch;
-mod products;
-mod recipe;
-mod record_all;
-mod recorded;
-mod region;
-mod replay;
-mod request;
+mod observe;
+mod record;
 mod scope;
-mod sequential;
-pub mod snapshot;
-mod stack;
-mod stats;
-mod tiny;
-pub mod trace;
-mod unwound;
-mod verify;
-mod work;
 
-pub use ahead::{UploadOrder, UploadPlace};
 pub use budget::MemoryBudget;
+pub use budget::install::{InstalledBudget, ProcessBudget, end_step};
 pub use burn_decorator::module::independent;
 pub use burn_decorator::profile::{DeviceProfile, LinkProfile, LinkedMemory};
-pub use context::{Recorder, recorder};
 pub use decorator::Remat;
-pub use delivered::{
+pub use error::{Need, OpResult, RematError};
+pub use host::ahead::{UploadOrder, UploadPlace};
+pub use host::delivered::{
     Delivery, delivered, delivered_in_order, delivered_in_types, is_delivered, upload_place,
 };
-pub use download::ReadsInPlace;
-pub use error::{Need, OpResult, RematError};
-pub use gradient::Gradient;
-pub use handle::{Handle, Managed};
-pub use install::{InstalledBudget, ProcessBudget, end_step};
-pub use listed_tensors::ListedTensors;
-pub use metric::{HoldersMetric, RematMetric};
-pub use module::Checkpointed;
-pub use op::{OpInfo, op_table};
-pub use outputs::Outputs;
-pub use parameters::name_parameters;
-pub use policy::{OpCall, PerOperation, Policy, SavePolicy};
-pub use record_all::{FullRecording, record_all};
-pub use replay::is_replaying;
-pub use scope::{
+pub use host::download::ReadsInPlace;
+pub use node::gradient::Gradient;
+pub use node::handle::{Handle, Managed};
+pub use node::replay::is_replaying;
+pub use node::unwound::Held;
+pub use observe::metric::{HoldersMetric, RematMetric};
+pub use observe::parameters::name_parameters;
+pub use observe::record_all::{FullRecording, record_all};
+pub use observe::stats::RematStats;
+pub use observe::verify::Verify;
+pub use observe::{snapshot, trace};
+pub use record::context::{Recorder, recorder};
+pub use record::op::{OpInfo, op_table};
+pub use record::work::Work;
+pub use scope::checkpoint::{
     checkpoint, checkpoint_labelled, checkpoint_listing, checkpoint_with, evict, keeping,
 };
-pub use sequential::checkpoint_sequential;
-pub use stats::RematStats;
-pub use unwound::Held;
-pub use verify::Verify;
-pub use work::Work;
+pub use scope::listed_tensors::ListedTensors;
+pub use scope::module::Checkpointed;
+pub use scope::outputs::Outputs;
+pub use scope::policy::{OpCall, PerOperation, Policy, SavePolicy};
+pub use scope::sequential::checkpoint_sequential;
 
 /// The kinds of tensors.
 pub mod kinds {
-    pub use crate::kind::{Bool, Float, Int, Kind, Quant, Value};
+    pub use crate::node::kind::{Bool, Float, Int, Kind, Quant, Value};
 }

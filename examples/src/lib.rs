@@ -6,5 +6,6 @@ pub mod finetune;
 pub mod first_kernel;
 pub mod gpt;
 pub mod llm;
+pub mod memory_plot;
 pub mod pools;
 pub mod training;

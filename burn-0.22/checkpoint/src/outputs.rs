@@ -6,8 +6,8 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use crate::context;
-use crate::entry::AnyEntry;
+use crate::node::entry::AnyEntry;
+use crate::record::context;
 
 /// What a scope may return.
 pub trait Outputs {

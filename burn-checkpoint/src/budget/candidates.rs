@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use crate::entry::{AnyEntry, Group};
+use crate::node::entry::{AnyEntry, Group};
 
 /// Dropped nodes are removed after at least so many additions: until then an entry keeps the memory
 /// of the node, without its storage.

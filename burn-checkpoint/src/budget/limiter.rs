@@ -13,13 +13,13 @@ use super::memo::Memo;
 use super::need::Needs;
 use super::settings::MemoryBudget;
 use super::thrashing::Thrashing;
-use crate::clock::{self, Lineage, Phase, Step};
-use crate::entry::{self, AnyEntry, Origin};
 use crate::error::{Need, size};
-use crate::snapshot::Snapshot;
-use crate::stats::{Counts, MarkedBytes};
-use crate::tiny;
-use crate::work::Work;
+use crate::node::entry::{self, AnyEntry, Origin};
+use crate::observe::snapshot::Snapshot;
+use crate::observe::stats::{Counts, MarkedBytes};
+use crate::record::clock::{self, Lineage, Phase, Step};
+use crate::record::work::Work;
+use crate::scope::tiny;
 
 /// After a search that found too little to evict, the next one waits until live bytes have grown by
 /// one part in so many.
@@ -371,7 +371,7 @@ impl Budget {
 
     #[cold]
     fn evict_for(&self, op: &'static str, bytes: u64, limit: u64) {
-        crate::unwound::free(); // what a panic left still counts
+        crate::node::unwound::free(); // what a panic left still counts
         // After a search in vain another one is worth its time only once live bytes have changed.
         let stuck = self.stuck.load(Ordering::Relaxed);
         // If they were less meanwhile, tensors made in place of the freed ones may be evictable.

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use crate::clock::{self, Lineage};
-use crate::entry::{AnyEntry, Origin};
 use crate::error::{Need, RematError};
-use crate::work::Work;
+use crate::node::entry::{AnyEntry, Origin};
+use crate::record::clock::{self, Lineage};
+use crate::record::work::Work;
 
 /// A need that is larger than another one by more than this part of it is clearly larger.
 const CLEARLY: u64 = 16;

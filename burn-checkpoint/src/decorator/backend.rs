@@ -4,9 +4,10 @@ use std::marker::PhantomData;
 
 use burn_backend::{Backend, BackendTypes};
 
-use crate::handle::Handle;
-use crate::kind::{Bool, Float, Int, Quant};
-use crate::{download, unwound};
+use crate::host::download;
+use crate::node::handle::Handle;
+use crate::node::kind::{Bool, Float, Int, Quant};
+use crate::node::unwound;
 
 /// A backend whose tensors can leave memory and come back: `Autodiff<Remat<Cuda>>`.
 ///

@@ -7,14 +7,14 @@ use burn_backend::{
     TensorMetadata,
 };
 
-use crate::again::again;
-use crate::call::{Call, Room};
-use crate::context;
-use crate::handle::Handle;
-use crate::kind::{Float, Int, Value};
-use crate::op::OpInfo;
-use crate::recipe::recipe;
-use crate::work::Work;
+use crate::budget::again::again;
+use crate::node::handle::Handle;
+use crate::node::kind::{Float, Int, Value};
+use crate::node::recipe::recipe;
+use crate::record::context;
+use crate::record::op::OpInfo;
+use crate::record::work::Work;
+use crate::record::{Call, Room};
 
 /// Numbers packed into one integer: all sums of so many powers of two are exact in every float
 /// type.

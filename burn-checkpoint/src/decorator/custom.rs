@@ -5,13 +5,13 @@ use std::sync::Arc;
 use burn_backend::Backend;
 
 use super::backend::Remat;
-use crate::call::{Call, Results};
-use crate::context;
-use crate::handle::Handle;
-use crate::kind::{Float, Value};
-use crate::op::OpInfo;
-use crate::recipe::{SavedValue, recipe};
-use crate::work::Work;
+use crate::node::handle::Handle;
+use crate::node::kind::{Float, Value};
+use crate::node::recipe::{SavedValue, recipe};
+use crate::record::context;
+use crate::record::op::OpInfo;
+use crate::record::work::Work;
+use crate::record::{Call, Results};
 
 impl<B: Backend> Remat<B> {
     /// Runs an operation of your own with its recipe: a scope or a budget drops its result and

@@ -17,14 +17,14 @@ use super::backend::Remat;
 use super::bits;
 use super::operands::{by_form, delivered, each, inner, load, room, save, show, sources};
 use super::results::{handles, plain, value};
-use crate::call::{self, Call, Promised, Results};
-use crate::context;
-use crate::handle::Handle;
-use crate::kind::{Float, Value};
-use crate::op::OpInfo;
-use crate::recipe::{OnUse, Saved, recipe};
-use crate::request::{NAMED, REQUEST};
-use crate::work::Work;
+use crate::host::request::{NAMED, REQUEST};
+use crate::node::handle::Handle;
+use crate::node::kind::{Float, Value};
+use crate::node::recipe::{OnUse, Saved, recipe};
+use crate::record::context;
+use crate::record::op::OpInfo;
+use crate::record::work::Work;
+use crate::record::{self, Call, Promised, Results};
 
 /// A result that is float or quantized.
 fn tensor<B: Backend>(results: &mut Results<'_, B>) -> TensorPrimitive<Remat<B>> {
@@ -53,7 +53,7 @@ fn on_use<B: Backend>(
         reshaped,
         run: Arc::new(run),
     });
-    Handle::Managed(call::derived(op, promised, recipe))
+    Handle::Managed(record::derived(op, promised, recipe))
 }
 
 /// As [`on_use`], a view of another shape: the tensor itself if it has that shape.
@@ -90,7 +90,7 @@ macro_rules! managed {
     (new $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         if context::records() {
             recorded!($op($($arg: $kind),*) -> $ret, call => {
-                let mut room = call::Room::default();
+                let mut room = record::Room::default();
                 $(by_form!(room $kind $arg, room);)*
                 call.begin_new(room);
             });
@@ -147,11 +147,11 @@ macro_rules! if_delivered {
 macro_rules! first {
     (float_from_data $data:ident $device:ident) => {
         if let Some(request) = REQUEST.take() {
-            return Handle::Managed(call::delivered(request, $device));
+            return Handle::Managed(record::delivered(request, $device));
         }
         if let Some(path) = NAMED.get() {
             let value = Value::Float(B::float_from_data($data, $device));
-            return Handle::Managed(call::parameter(path, value));
+            return Handle::Managed(record::parameter(path, value));
         }
     };
     (float_random $shape:ident $distribution:ident $device:ident $dtype:ident) => {

@@ -5,8 +5,8 @@ use burn_backend::tensor::QuantizedTensor;
 use burn_backend::{Backend, DType, QTensorPrimitive};
 use burn_std::quantization::QuantAcc;
 
-use crate::handle::Handle;
-use crate::kind::Quant;
+use crate::node::handle::Handle;
+use crate::node::kind::Quant;
 
 #[deny(clippy::missing_trait_methods)]
 impl<B: Backend> QTensorPrimitive for Handle<B, Quant> {

@@ -9,9 +9,9 @@ use burn_decorator::autodiff::{AutodiffTensor, record};
 use burn_decorator::tape::{self, Tape};
 
 use super::Remat;
-use crate::context;
-use crate::handle::Handle;
-use crate::kind::Kind;
+use crate::node::handle::Handle;
+use crate::node::kind::Kind;
+use crate::record::context;
 
 impl<B: Backend, K: Kind<B>> TensorMetadata for Handle<B, K> {
     #[inline]

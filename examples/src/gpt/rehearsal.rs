@@ -10,7 +10,6 @@ use burn_accum::{
     AccumConfig, MicroBatchFound, MicroBatchSearch, MultiSteps, find_micro_batch, rehearse,
 };
 use burn_amp::GradScaler;
-use burn_checkpoint::plot::MemoryPlot;
 use burn_checkpoint::snapshot::{Snapshot, chrome_trace};
 use burn_checkpoint::{InstalledBudget, MemoryBudget, record_all};
 use burn_estimate::{Meta, estimate_run};
@@ -18,6 +17,7 @@ use burn_estimate::{Meta, estimate_run};
 use super::job::Job;
 use super::loader::TokenBatch;
 use super::options::Options;
+use crate::memory_plot::MemoryPlot;
 use crate::pools::{device_bytes, memory_probe};
 use crate::training::error::TrainingError;
 use crate::training::optimizer::in_learner;

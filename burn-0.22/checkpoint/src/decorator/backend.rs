@@ -8,9 +8,9 @@ use burn_backend::distributed::{
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{Backend, BackendTypes, DType, DeviceId, Shape, TensorMetadata};
 
-use crate::context;
-use crate::handle::Handle;
-use crate::kind::{Bool, Float, Int, Kind, Quant};
+use crate::node::handle::Handle;
+use crate::node::kind::{Bool, Float, Int, Kind, Quant};
+use crate::record::context;
 
 /// A backend whose tensors can leave memory and come back. In the patched burn-dispatch `Flex` is
 /// `Remat<burn_flex::Flex>`, below autodiff.

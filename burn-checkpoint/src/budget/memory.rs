@@ -1,0 +1,81 @@
+//! Counters of one thread's managed tensors on one device, with the budget that they are under.
+
+use std::sync::Arc;
+
+use burn_backend::DeviceId;
+use parking_lot::Mutex;
+
+use crate::budget::{Budget, MemoryBudget};
+use crate::host::prefetch::Prefetch;
+use crate::observe::stats::Counts;
+use crate::observe::verify;
+
+/// Counters of one thread's managed tensors on one device. A tensor keeps the counters of the
+/// thread that made it.
+pub(crate) struct MemoryStats {
+    pub device: DeviceId,
+    pub counts: Arc<Counts>,
+    budget: Option<Arc<Budget>>,
+    pub prefetch: Prefetch,
+}
+
+impl MemoryStats {
+    pub fn new(device: DeviceId, thread: &Arc<Counts>, budget: Option<MemoryBudget>) -> Arc<Self> {
+        let counts = Counts::part_of(thread);
+        let budget = budget.map(|settings| Arc::new(Budget::new(settings, counts.clone())));
+        Arc::new(Self {
+            device,
+            counts,
+            budget,
+            prefetch: Prefetch::default(),
+        })
+    }
+
+    #[inline]
+    pub fn budget(&self) -> Option<&Arc<Budget>> {
+        self.budget.as_ref()
+    }
+
+    /// Whether a tensor that came back may be evicted again; also while the limit is measured.
+    #[inline]
+    pub fn may_evict(&self) -> bool {
+        let settings = self.budget().map(|budget| &budget.settings);
+        settings.is_some_and(|settings| settings.fraction.is_some() || settings.bytes < u64::MAX)
+    }
+
+    /// Whether an operation for which the device has no memory runs again.
+    #[inline]
+    pub fn retries(&self) -> bool {
+        self.budget().is_some_and(|budget| budget.settings.retries)
+    }
+
+    /// Makes room for the result of an operation, if there is a limit; not for a replay that only
+    /// compares.
+    pub fn make_room(&self, op: &'static str, bytes: u64) {
+        if let Some(budget) = self.budget()
+            && !verify::is_rehearsing()
+        {
+            budget.make_room(op, bytes);
+        }
+    }
+}
+
+/// A budget in force on a thread, with the counters of each device.
+pub(crate) struct Installed {
+    pub settings: MemoryBudget,
+    pub devices: Mutex<Vec<Arc<MemoryStats>>>,
+}
+
+impl Installed {
+    pub fn new(settings: MemoryBudget) -> Arc<Self> {
+        Arc::new(Self {
+            settings,
+            devices: Mutex::default(),
+        })
+    }
+
+    pub fn budgets(&self) -> impl Iterator<Item = Arc<Budget>> {
+        let devices = self.devices.lock().clone().into_iter();
+        devices.filter_map(|memory| memory.budget.clone())
+    }
+}

@@ -1,0 +1,427 @@
+//! Bringing tensors back: from their host copy, or by a replay.
+//!
+//! A replay first plans, without recursion, what has to run, in which order, and how often each
+//! result is needed. Then it runs, and drops what no handle refers to right after its last use.
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use burn_backend::Backend;
+use burn_decorator::cell::Scope;
+use rustc_hash::FxHashMap;
+
+use crate::budget::again::again;
+use crate::error::RematError;
+use crate::host::request::DELIVERED;
+use crate::node::entry::{AnyEntry, Origin};
+use crate::node::{Node, Recipe, State, Storage, vacate};
+use crate::observe::stats::RematStats;
+use crate::observe::trace::{self, EventKind};
+use crate::observe::verify;
+use crate::scope::region::Region;
+
+/// Brings nodes back, with what they need.
+pub(crate) fn bring_back<B: Backend>(targets: impl IntoIterator<Item = Arc<Node<B>>>) {
+    let _replaying = Scope::enter(&REPLAYING, true);
+    for target in targets {
+        if !fetch(&target) {
+            Plan::new(target).run();
+        }
+    }
+}
+
+thread_local! {
+    static REPLAYING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the operations that this thread gives to the backend below [`Remat`](crate::Remat) bring
+/// evicted tensors back, by a replay or an upload. For backends that tell forward from backward by
+/// the operations they get.
+pub fn is_replaying() -> bool {
+    REPLAYING.get()
+}
+
+/// Nodes whose storages stay until this is dropped.
+#[derive(Default)]
+pub(crate) struct Locked<B: Backend>(Vec<Arc<Node<B>>>);
+
+impl<B: Backend> Locked<B> {
+    /// Locks a node. Its storage need not be there yet.
+    pub fn add(&mut self, node: &Arc<Node<B>>, state: &mut State<B>) {
+        state.locks += 1;
+        self.0.push(node.clone());
+    }
+}
+
+impl<B: Backend> Drop for Locked<B> {
+    fn drop(&mut self) {
+        while let Some(node) = self.0.pop() {
+            let mut state = node.state();
+            state.locks -= 1;
+            let is_kept = node.meta.users() > 0 && !node.meta.is_delivered || state.branch_point;
+            let vacated = (!is_kept).then(|| vacate(&node.meta, &mut state));
+            drop(state);
+            node.meta.release(vacated.flatten());
+        }
+    }
+}
+
+/// Brings the inputs of a recipe back.
+pub(crate) fn lock_inputs<B: Backend>(recipe: &dyn Recipe<B>) -> Locked<B> {
+    let mut locked = Locked::default();
+    recipe.inputs(&mut |source| locked.add(source.node(), &mut source.node().state()));
+    bring_back(locked.0.iter().cloned());
+    locked
+}
+
+/// Brings a node back that is in host memory, and uploads ahead what backward will use next.
+/// Returns whether the node is resident.
+pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
+    let meta = &node.meta;
+    let ahead = match &node.state().storage {
+        Storage::Resident(_) => return true,
+        Storage::Evicted => return false,
+        Storage::Host(copy) => copy.ahead.is_some(),
+    };
+    if !ahead {
+        meta.memory.make_room(meta.op.name, meta.bytes);
+    }
+    let mut state = node.state();
+    let Storage::Host(copy) = &mut state.storage else {
+        return state.is_resident();
+    };
+    let ahead = copy.ahead.is_some();
+    let value = match copy.tensor(&meta.device) {
+        Ok(value) if verify::differs(copy.checksum, &value) => {
+            drop((state, value));
+            verify::fail(&RematError::HostCopyDiffers(meta.result()))
+        }
+        Ok(value) => value,
+        Err(reason) => {
+            drop(state);
+            let (result, reason) = (meta.result(), reason.to_string());
+            panic!("{}", RematError::HostCopyLost { result, reason });
+        }
+    };
+    state.restores += u32::from(!verify::is_rehearsing());
+    let storage = std::mem::replace(&mut state.storage, Storage::Resident(value));
+    let unneeded = match storage {
+        // The copy is kept: the budget may evict the tensor again.
+        Storage::Host(copy) if meta.memory.may_evict() => {
+            state.copy = Some(copy);
+            None
+        }
+        storage => {
+            state.origin = Origin::Fixed;
+            Some(storage)
+        }
+    };
+    if !ahead {
+        meta.storage_added();
+    }
+    drop(state);
+    drop(unneeded);
+    if !ahead {
+        meta.uploaded();
+    }
+    if let Some(budget) = meta.memory.budget() {
+        // Nothing is uploaded ahead under a budget: what it evicts would depend on when copies
+        // arrive.
+        meta.memory.prefetch.forget(meta.id);
+        budget.list(node);
+    } else {
+        meta.memory.prefetch.asked_for(meta.id);
+    }
+    true
+}
+
+/// In verify mode: replays a node that is about to be evicted, and compares. It is resident after
+/// it as before.
+pub(crate) fn rehearse<B: Backend>(node: &Arc<Node<B>>) {
+    let mut state = node.state();
+    if state.origin != Origin::Recorded || verify::is_rehearsing() {
+        return;
+    }
+    let viewed = state.viewed.take();
+    let Some((storage, _)) = vacate(&node.meta, &mut state) else {
+        state.viewed = viewed;
+        return;
+    };
+    drop(state);
+    drop(storage);
+    let rehearsing = Scope::enter(&verify::REHEARSING, true);
+    Plan::new(node.clone()).run();
+    drop(rehearsing);
+    node.state().viewed = viewed;
+}
+
+/// Locks a node for a replay, and returns its recipe unless it is resident: in one step, because
+/// another thread may drop its last handle in between.
+fn lock<B: Backend>(node: &Arc<Node<B>>) -> Option<Arc<dyn Recipe<B>>> {
+    loop {
+        let mut state = node.state();
+        if !matches!(state.storage, Storage::Host(_)) {
+            state.locks += 1;
+            let recipe = state.recipe.as_ref();
+            return recipe.filter(|_| !state.is_resident()).cloned();
+        }
+        drop(state);
+        fetch(node);
+    }
+}
+
+struct Planned<B: Backend> {
+    node: Arc<Node<B>>,
+    /// How many inputs of steps to come refer to it.
+    uses: u32,
+    /// Whether it was resident before; `None` until it is locked.
+    found: Option<bool>,
+}
+
+/// A plan has room for so many nodes without further allocations.
+const USUAL: usize = 28;
+
+/// What brings a node back: its recipe, and the part of [`Plan::inputs`] that has the indices of
+/// its inputs.
+type Run<B> = (Arc<dyn Recipe<B>>, Range<usize>);
+
+struct Plan<B: Backend> {
+    start: Instant,
+    target: Arc<Node<B>>,
+    /// The target's scope.
+    region: Option<Arc<Region>>,
+    /// Everything that is locked, results and resident inputs; `None` after its last use.
+    nodes: Vec<Option<Planned<B>>>,
+    /// Indices of nodes.
+    inputs: Vec<usize>,
+    /// The nodes to run, inputs first.
+    order: Vec<(usize, Run<B>)>,
+    /// What came back, counted when the plan is dropped.
+    replayed: RematStats,
+}
+
+impl<B: Backend> Plan<B> {
+    fn new(target: Arc<Node<B>>) -> Self {
+        let region = target.state().region.clone();
+        let mut plan = Self {
+            start: Instant::now(),
+            target,
+            region,
+            nodes: Vec::with_capacity(USUAL),
+            inputs: Vec::with_capacity(USUAL),
+            order: Vec::with_capacity(USUAL),
+            replayed: RematStats::default(),
+        };
+        let mut indices = FxHashMap::with_capacity_and_hasher(USUAL, Default::default());
+        let mut need = |nodes: &mut Vec<Option<Planned<B>>>, node: &Arc<Node<B>>, uses| {
+            let at = *indices.entry(Arc::as_ptr(node)).or_insert(nodes.len());
+            if at == nodes.len() {
+                let (node, found) = (node.clone(), None);
+                nodes.push(Some(Planned { node, uses, found }));
+            } else if let Some(planned) = &mut nodes[at] {
+                planned.uses += uses;
+            }
+            at
+        };
+        let mut siblings = Vec::new();
+        // Nodes to visit, and again, with their recipes, when their inputs are in the order.
+        let mut stack = Vec::with_capacity(USUAL);
+        stack.push((need(&mut plan.nodes, &plan.target, 1), None));
+        while let Some((at, run)) = stack.pop() {
+            if let Some(run) = run {
+                plan.order.push((at, run));
+                continue;
+            }
+            let Some(planned) = plan.nodes[at].as_mut().filter(|node| node.found.is_none()) else {
+                continue;
+            };
+            // Not locked if the upload of its host copy panics.
+            let recipe = lock(&planned.node);
+            planned.found = Some(recipe.is_none());
+            let Some(recipe) = recipe else {
+                continue;
+            };
+            let begin = plan.inputs.len();
+            recipe.inputs(&mut |source| {
+                plan.inputs.push(need(&mut plan.nodes, source.node(), 1));
+            });
+            let inputs = begin..plan.inputs.len();
+            // An operation that runs for one of its results returns the others too: those that stay
+            // are stored.
+            recipe.siblings(&mut |sibling| {
+                let state = sibling.state();
+                let evicted = matches!(state.storage, Storage::Evicted);
+                let has_users = sibling.meta.users() > 0;
+                if evicted && has_users && plan.is_kept(&sibling, &state) {
+                    siblings.push((need(&mut plan.nodes, &sibling, 0), None));
+                }
+            });
+            stack.push((at, Some((recipe, inputs.clone()))));
+            stack.extend(plan.inputs[inputs].iter().map(|input| (*input, None)));
+            stack.append(&mut siblings);
+        }
+        plan
+    }
+
+    fn run(mut self) {
+        for (at, (recipe, inputs)) in std::mem::take(&mut self.order) {
+            let Some(Planned { node, .. }) = &self.nodes[at] else {
+                continue;
+            };
+            let memory = &node.meta.memory;
+            if !memory.retries() {
+                self.lend(inputs.clone());
+            }
+            let is_of_target = Arc::ptr_eq(memory, &self.target.meta.memory);
+            step(node, &*recipe, is_of_target.then_some(&mut self.replayed));
+            // A tensor that came back and stays no longer needs its recipe, unless a budget may
+            // evict it again.
+            if !memory.may_evict() && !verify::is_rehearsing() && self.is_kept(node, &node.state())
+            {
+                node.settle();
+            }
+            drop(recipe);
+            self.release(inputs);
+        }
+    }
+
+    /// Allows inputs that have no other use to be written into.
+    fn lend(&self, inputs: Range<usize>) {
+        for input in &self.inputs[inputs] {
+            if let Some(Planned { node, uses: 1, .. }) = &self.nodes[*input]
+                && node.meta.users() == 0
+            {
+                let mut state = node.state();
+                state.hand_over =
+                    state.locks == 1 && state.origin == Origin::Recorded && !state.branch_point;
+            }
+        }
+    }
+
+    /// One use of each input is over.
+    fn release(&mut self, inputs: Range<usize>) {
+        for input in inputs {
+            let last = self.nodes[self.inputs[input]].take_if(|planned| {
+                planned.uses -= 1;
+                planned.uses == 0
+            });
+            if let Some(planned) = last {
+                self.unlock(&planned);
+            }
+        }
+    }
+
+    /// Whether a node that came back stays: it has handles or an inner scope starts from it, and
+    /// its scope is the target's or around it.
+    fn is_kept(&self, node: &Arc<Node<B>>, state: &State<B>) -> bool {
+        if Arc::ptr_eq(node, &self.target) {
+            return true;
+        }
+        let is_needed = node.meta.users() > 0 || state.feeds_inner_scope || state.branch_point;
+        if !is_needed || node.meta.is_delivered || verify::is_rehearsing() {
+            return false;
+        }
+        let target = self.region.as_ref();
+        let is_around = |region| target.is_some_and(|own| own.is_within(region));
+        state.region.as_ref().is_none_or(is_around)
+    }
+
+    fn unlock(&self, planned: &Planned<B>) {
+        let (node, Some(found)) = (&planned.node, planned.found) else {
+            return;
+        };
+        let mut state = node.state();
+        let is_kept = match found {
+            true => node.meta.users() > 0 || state.branch_point,
+            false => self.is_kept(node, &state),
+        };
+        state.locks -= 1;
+        state.hand_over = false;
+        // A replay that a comparison interrupts may have locked it too: that replay brings it back
+        // itself.
+        let of_others = match verify::is_rehearsing() && !found {
+            true => std::mem::take(&mut state.locks),
+            false => 0,
+        };
+        let vacated = (!is_kept).then(|| vacate(&node.meta, &mut state));
+        state.locks += of_others;
+        drop(state);
+        node.meta.release(vacated.flatten());
+    }
+}
+
+/// Runs one recipe and stores its result. Counts it in `replayed`, or without that in the node's
+/// own counters.
+fn step<B: Backend>(
+    node: &Arc<Node<B>>,
+    recipe: &dyn Recipe<B>,
+    replayed: Option<&mut RematStats>,
+) {
+    let meta = &node.meta;
+    // One of several results is there already: room for all was made before the operation ran.
+    if recipe.computes() {
+        let bytes = meta.own_bytes() + meta.parts_bytes;
+        meta.memory.make_room(meta.op.name, bytes);
+    }
+    let rehearsing = verify::is_rehearsing();
+    let start = trace::is_on().then(Instant::now);
+    let value = again(&meta.memory, meta.op, || recipe.run());
+    let time = start.map_or(Duration::ZERO, |start| start.elapsed());
+    let mut state = node.state();
+    // Another thread has brought it back meanwhile.
+    if state.is_resident() {
+        return;
+    }
+    // A value that differs is dropped; the next try compares again.
+    if verify::differs(state.checksum, &value) {
+        drop((state, value));
+        verify::fail(&RematError::ReplayDiffers(meta.result()));
+    }
+    state.checksum = None;
+    state.restores += u32::from(!rehearsing);
+    state.storage = Storage::Resident(value);
+    meta.storage_added();
+    drop(state);
+    let budget = meta.memory.budget();
+    if let Some(budget) = budget {
+        budget.list(node);
+    }
+    if rehearsing {
+        return;
+    }
+    if *meta.op == DELIVERED {
+        return meta.uploaded();
+    }
+    if let Some(budget) = budget {
+        budget.thrashing.replayed(meta.cost_ns);
+    }
+    meta.emit(|traced| EventKind::Replay(traced, time), meta.bytes);
+    let count = |stats: &mut RematStats| {
+        stats.replayed_bytes += meta.bytes;
+        stats.replayed_operations += u64::from(recipe.computes());
+    };
+    match replayed {
+        Some(replayed) => count(replayed),
+        // On another device than the target, or made by another thread.
+        None => meta.memory.counts.count(|stats| {
+            count(stats);
+            stats.replay_time += time;
+        }),
+    }
+}
+
+/// Unlocks all nodes, also when a recipe panics, and counts what came back.
+impl<B: Backend> Drop for Plan<B> {
+    fn drop(&mut self) {
+        for planned in std::mem::take(&mut self.nodes).iter().flatten() {
+            self.unlock(planned);
+        }
+        if self.replayed != RematStats::default() {
+            self.replayed.replay_time = self.start.elapsed();
+            let counts = &self.target.meta.memory.counts;
+            counts.count(|stats| *stats = *stats + self.replayed);
+        }
+    }
+}

@@ -1,0 +1,415 @@
+//! What this thread is doing: its open scopes, the budget in force, its counters.
+
+use std::cell::{Cell, RefCell};
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Once, Weak};
+
+use burn_backend::{Backend, DeviceId, DeviceOps};
+use burn_decorator::cell::{Scope, with_value};
+use parking_lot::Mutex;
+
+use crate::budget::MemoryBudget;
+use crate::budget::memory::{Installed, MemoryStats};
+use crate::budget::stack::Stack;
+use crate::node::entry::AnyEntry;
+use crate::node::unwound;
+use crate::observe::stats::{self, Counts, RematStats};
+use crate::record::clock::{self, Phase, Read, Step};
+use crate::record::op::OpInfo;
+use crate::scope::policy::Policy;
+use crate::scope::region::Region;
+use crate::scope::tiny::Sizes;
+
+/// The budgets of the process, one for each guard; the newest is in force.
+static OF_PROCESS: Mutex<Stack<MemoryBudget>> = Mutex::new(Stack::new());
+
+/// The number of changes to `OF_PROCESS`.
+static CHANGES: AtomicU64 = AtomicU64::new(0);
+
+/// The number of guards of budgets that are installed on one thread, over all threads.
+static OF_THREADS: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static FLAGS: Flags = const {
+        Flags {
+            known: Cell::new(0),
+            in_scope: Cell::new(false),
+            has_budget: Cell::new(false),
+            step: Cell::new(Step::FIRST),
+            met: Cell::new(false),
+        }
+    };
+    static CONTEXT: RefCell<Context> = const {
+        RefCell::new(Context {
+            frames: Vec::new(),
+            budgets: Stack::new(),
+            of_process: None,
+            counters: Vec::new(),
+            counts: None,
+        })
+    };
+    /// Whether the results of a scope are being collected.
+    static COLLECTING: Cell<bool> = const { Cell::new(false) };
+    static COLLECTED: RefCell<Option<Vec<Arc<dyn AnyEntry>>>> = const { RefCell::new(None) };
+}
+
+/// What every operation reads. It is no part of [`CONTEXT`], because reading a cell is faster than
+/// borrowing.
+struct Flags {
+    /// The value of `CHANGES` that this thread has followed.
+    known: Cell<u64>,
+    in_scope: Cell<bool>,
+    has_budget: Cell<bool>,
+    step: Cell<Step>,
+    /// Whether a tensor of `Remat` was used or returned since the outermost scope began.
+    met: Cell<bool>,
+}
+
+impl Flags {
+    /// Begins a pass. Returns where in a step the thread was.
+    fn begin(&self, phase: Phase) -> Step {
+        self.step.replace(self.step.get().begin(phase))
+    }
+}
+
+/// An open scope.
+pub(crate) struct Frame {
+    pub region: Arc<Region>,
+    /// The tensors that were made in it so far.
+    pub nodes: Vec<Weak<dyn AnyEntry>>,
+    pub sizes: Sizes,
+}
+
+struct Context {
+    frames: Vec<Frame>,
+    /// The thread's budgets, one for each guard; the newest is in force. `None` suspends budgets.
+    budgets: Stack<Arc<Installed>>,
+    /// The process's budget, in force if the thread has none of its own.
+    of_process: Option<Arc<Installed>>,
+    /// The counters of new tensors, one entry for each device.
+    counters: Vec<Arc<MemoryStats>>,
+    /// The thread's counters, over all devices and budgets.
+    counts: Option<Arc<Counts>>,
+}
+
+impl Context {
+    fn counts(&mut self) -> Arc<Counts> {
+        let new = || Counts::part_of(&stats::OF_PROCESS);
+        self.counts.get_or_insert_with(new).clone()
+    }
+
+    fn memory(&mut self, device: DeviceId) -> Arc<MemoryStats> {
+        if let Some(memory) = self.counters.iter().find(|x| x.device == device) {
+            return memory.clone();
+        }
+        let thread = self.counts();
+        let budget = self.budget();
+        let memory = MemoryStats::new(device, &thread, budget.map(|budget| budget.settings));
+        if let Some(budget) = budget {
+            budget.devices.lock().push(memory.clone());
+        }
+        self.counters.push(memory.clone());
+        memory
+    }
+
+    fn budget(&self) -> Option<&Arc<Installed>> {
+        self.budgets.top().or(self.of_process.as_ref())
+    }
+
+    /// Called when another budget comes into force: new tensors get its counters.
+    fn change_budget(&mut self) {
+        let devices = self.budget().map(|budget| budget.devices.lock().clone());
+        self.counters = devices.unwrap_or_default();
+        FLAGS.with(|flags| flags.begin(Phase::Forward));
+        self.update();
+    }
+
+    fn update(&self) {
+        FLAGS.with(|flags| {
+            flags.in_scope.set(!self.frames.is_empty());
+            flags.has_budget.set(self.budget().is_some());
+        });
+    }
+}
+
+/// Why operations are recorded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Recorder {
+    /// They are not.
+    #[default]
+    None,
+    /// A scope is open, and no budget in force.
+    Scope,
+    /// A budget is in force.
+    Budget,
+}
+
+/// Why operations of this thread are recorded now, if they are: each takes the host longer then.
+pub fn recorder() -> Recorder {
+    match records() {
+        false => Recorder::None,
+        true if FLAGS.with(|flags| flags.has_budget.get()) => Recorder::Budget,
+        true => Recorder::Scope,
+    }
+}
+
+/// Whether operations of this thread are recorded.
+#[inline]
+pub(crate) fn records() -> bool {
+    FLAGS.with(|flags| {
+        if CHANGES.load(Ordering::Acquire) != flags.known.get() {
+            follow_process(flags);
+        }
+        flags.in_scope.get() || flags.has_budget.get()
+    })
+}
+
+/// Updates this thread's copy of the process's budget.
+#[cold]
+fn follow_process(flags: &Flags) {
+    let of_process = OF_PROCESS.lock();
+    flags.known.set(CHANGES.load(Ordering::Acquire));
+    let mut changed = of_process.top().map(|budget| Installed::new(*budget));
+    drop(of_process);
+    // Does nothing while the thread ends.
+    let _ = CONTEXT.try_with(|context| {
+        let mut context = context.borrow_mut();
+        std::mem::swap(&mut context.of_process, &mut changed);
+        if context.budgets.top().is_none() {
+            context.change_budget();
+        }
+    });
+    let budgets = changed.iter().flat_map(|before| before.budgets());
+    budgets.for_each(|budget| budget.step_is_over());
+}
+
+/// Changes the budgets of the process: every thread follows with its next operation.
+pub(crate) fn change_process<R>(change: impl FnOnce(&mut Stack<MemoryBudget>) -> R) -> R {
+    let mut of_process = OF_PROCESS.lock();
+    CHANGES.fetch_add(1, Ordering::Release);
+    change(&mut of_process)
+}
+
+/// Warns once if a backward pass begins on this thread without a budget while another thread has
+/// one.
+pub(crate) fn warn_if_left_out() {
+    static WARNED: Once = Once::new();
+    let has_none =
+        |context: &Context| context.budgets.top().is_none() && context.of_process.is_none();
+    if OF_THREADS.load(Ordering::Relaxed) > 0 && CONTEXT.with_borrow(has_none) {
+        WARNED.call_once(|| {
+            burn_decorator::warn_user!(
+                "a thread runs a backward pass without the memory budget that another thread has: a budget is the thread's that \
+                 installs it; install it on each thread that trains, or on all by `MemoryBudget::install_for_process`"
+            );
+        });
+    }
+}
+
+/// The state of the thread that is needed to record an operation.
+pub(crate) struct OpContext {
+    /// The number of the operation.
+    pub number: u64,
+    /// The innermost scope.
+    pub region: Option<Arc<Region>>,
+    /// Whether the scope's policy is sure to keep the result.
+    pub keeps: bool,
+    /// Which call of the operation it is in that scope.
+    pub call: u32,
+    /// Where in a step the thread is, under a budget.
+    pub step: Option<Step>,
+}
+
+/// Begins an operation.
+#[inline]
+pub(crate) fn tick(op: &OpInfo) -> OpContext {
+    FLAGS.with(|flags| {
+        flags.met.set(true);
+        let mut tick = OpContext {
+            number: clock::tick(),
+            region: None,
+            keeps: false,
+            call: 0,
+            step: flags.has_budget.get().then(|| flags.step.get()),
+        };
+        if flags.in_scope.get() {
+            tick.enter(op);
+        }
+        tick
+    })
+}
+
+impl OpContext {
+    /// Adds what the innermost scope says of the operation.
+    #[inline(never)]
+    fn enter(&mut self, op: &OpInfo) {
+        if let Some(region) = region() {
+            self.keeps = region.policy.keeps(op);
+            self.call = region.call(op);
+            self.region = Some(region);
+        }
+    }
+}
+
+/// The counters for new tensors on a device.
+pub(crate) fn memory_on(device: DeviceId) -> Arc<MemoryStats> {
+    CONTEXT.with_borrow_mut(|context| context.memory(device))
+}
+
+/// The counters of this thread's new tensors, one entry for each device.
+fn counters() -> Vec<Arc<MemoryStats>> {
+    CONTEXT.with_borrow(|context| context.counters.clone())
+}
+
+/// Begins a forward or backward pass. Returns the thread's new step, `None` without a budget.
+pub(crate) fn begin(phase: Phase) -> Option<Step> {
+    let installed = CONTEXT.with_borrow(|context| context.budget().cloned())?;
+    let (before, step) = FLAGS.with(|flags| (flags.begin(phase), flags.step.get()));
+    for budget in installed.budgets() {
+        match (before.phase, phase) {
+            (Phase::Forward, Phase::Forward) | (Phase::Update, Phase::Update) => {}
+            (_, Phase::Forward) => budget.forward_begins(step),
+            (_, Phase::Update) => budget.backward_is_over(step),
+            // Also after backward: the forward pass in between was not noticed.
+            (_, Phase::Backward) => budget.backward_begins(step),
+        }
+    }
+    Some(step)
+}
+
+/// Where in a step the thread is.
+pub(crate) fn step() -> Step {
+    FLAGS.with(|flags| flags.step.get())
+}
+
+/// Notes that the device of a float tensor is read, which may begin an update.
+pub(crate) fn reads_device(of: Read) {
+    if clock::reads_device(of) && step().phase == Phase::Backward {
+        begin(Phase::Update);
+    }
+}
+
+/// Opens a scope.
+pub(crate) fn push(policy: Policy) {
+    records();
+    begin(Phase::Forward);
+    CONTEXT.with_borrow_mut(|context| {
+        let parent = context.frames.last().map(|frame| frame.region.clone());
+        FLAGS.with(|flags| flags.met.set(flags.met.get() && parent.is_some()));
+        context.frames.push(Frame {
+            region: Arc::new(Region::new(policy, parent)),
+            nodes: Vec::new(),
+            sizes: Sizes::default(),
+        });
+        context.update();
+    });
+}
+
+/// Adds a tensor to the innermost scope, if one is open, and the bytes of a storage of its own.
+#[inline]
+pub(crate) fn enlist(node: Weak<dyn AnyEntry>, bytes: u64) {
+    CONTEXT.with_borrow_mut(|context| {
+        if let Some(frame) = context.frames.last_mut() {
+            frame.nodes.push(node);
+            frame.sizes.add(bytes);
+        }
+    });
+}
+
+/// Closes the innermost scope, and returns it.
+pub(crate) fn pop() -> Option<Frame> {
+    CONTEXT.with_borrow_mut(|context| {
+        let closed = context.frames.pop();
+        context.update();
+        closed
+    })
+}
+
+/// The innermost scope.
+pub(crate) fn region() -> Option<Arc<Region>> {
+    CONTEXT.with_borrow(|context| context.frames.last().map(|frame| frame.region.clone()))
+}
+
+pub(crate) fn met() -> bool {
+    FLAGS.with(|flags| flags.met.get())
+}
+
+#[inline]
+pub(crate) fn is_collecting() -> bool {
+    COLLECTING.get()
+}
+
+/// Adds a result of the scope that ends; `None` if it is not managed.
+pub(crate) fn collect(node: Option<Arc<dyn AnyEntry>>) {
+    FLAGS.with(|flags| flags.met.set(true));
+    COLLECTED.with_borrow_mut(|collected| collected.get_or_insert_default().extend(node));
+}
+
+/// Runs a function that touches results, and returns the nodes of the managed ones.
+pub(crate) fn collecting(touch: impl FnOnce()) -> Vec<Arc<dyn AnyEntry>> {
+    let _collecting = Scope::enter(&COLLECTING, true);
+    let ((), collected) = with_value(&COLLECTED, Vec::new(), touch);
+    collected.unwrap_or_default()
+}
+
+/// Keeps a budget in force on its thread until it is dropped. Then that of the newest remaining
+/// guard is in force.
+pub(crate) struct InForce(u64, PhantomData<*const ()>);
+
+pub(crate) fn install(budget: Arc<Installed>) -> InForce {
+    OF_THREADS.fetch_add(1, Ordering::Relaxed);
+    CONTEXT.with_borrow_mut(|context| {
+        let ticket = context.budgets.push(budget);
+        context.change_budget();
+        InForce(ticket, PhantomData)
+    })
+}
+
+impl Drop for InForce {
+    fn drop(&mut self) {
+        OF_THREADS.fetch_sub(1, Ordering::Relaxed);
+        CONTEXT.with_borrow_mut(|context| {
+            if context.budgets.remove(self.0) {
+                context.change_budget();
+            }
+        });
+    }
+}
+
+/// The budget in force on this thread.
+pub(crate) fn in_force() -> Option<Arc<Installed>> {
+    records();
+    CONTEXT.with_borrow(|context| context.budget().cloned())
+}
+
+fn of_thread() -> Arc<Counts> {
+    unwound::free();
+    CONTEXT.with_borrow_mut(Context::counts)
+}
+
+impl RematStats {
+    /// The counters of the tensors that this thread made, over all devices and budgets.
+    pub fn of_thread() -> Self {
+        of_thread().stats()
+    }
+
+    /// The counters of the tensors that this thread made on one device under the budget in force,
+    /// or without one if there is none.
+    pub fn of_device<B: Backend>(device: &B::Device) -> Self {
+        memory_on(device.id()).counts.stats()
+    }
+
+    /// The counters of all threads and devices since the process began; the peak is that since any
+    /// thread's last [`Self::reset_thread`].
+    pub fn of_process() -> Self {
+        stats::OF_PROCESS.stats()
+    }
+
+    /// Sets this thread's counters to 0 and its peaks, and that of the process, to the live bytes.
+    pub fn reset_thread() {
+        of_thread().reset();
+        stats::OF_PROCESS.reset_peak();
+        counters().iter().for_each(|memory| memory.counts.reset());
+    }
+}

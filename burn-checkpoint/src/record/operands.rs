@@ -1,0 +1,274 @@
+//! The operands of an operation, and what the result takes from them.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use burn_backend::tensor::Device;
+use burn_backend::{Backend, DType, DeviceOps, TensorMetadata};
+
+use super::call::Call;
+use super::shares::Shares;
+use crate::node::entry::{AnyEntry, Origin};
+use crate::node::extent::Extent;
+use crate::node::gradient::Gradient;
+use crate::node::kind::Kind;
+use crate::node::replay;
+use crate::node::{Node, Source, State, Storage, TensorMeta, Viewed};
+use crate::observe::trace::{self, EventKind};
+use crate::record::clock::{Lineage, Phase};
+use crate::record::context;
+use crate::record::op::PARAMETER;
+use crate::record::work::Work;
+
+impl<B: Backend> Call<B> {
+    /// Whether the result is a delivered tensor, because all of its operands are.
+    pub(super) fn pass_delivery(&self) -> bool {
+        self.delivered.is_some() && !self.has_others && self.op.work.passes_delivery()
+    }
+
+    /// Sees an operand that is no node, with its mark if it is a gradient.
+    pub fn see_leaf<K: Kind<B>>(&mut self, tensor: &K::Primitive, gradient: Option<&Gradient>) {
+        self.has_others = true;
+        if let Some(gradient) = gradient {
+            self.see_gradient(gradient);
+        } else {
+            self.operands.others = true;
+            if self.is_first_of_view() {
+                self.shares = Some(Shares::Leaf);
+            }
+        }
+        // The order of its elements is not known. Its size matters only where something may be
+        // offloaded.
+        if self.may_offload() {
+            self.order.see(&tensor.shape(), false);
+        } else {
+            self.order.odd_elements = u64::MAX;
+        }
+        if let Some(cost) = &mut self.cost {
+            let extent = match gradient {
+                Some(gradient) => gradient.extent(),
+                None => Extent::of(&tensor.shape(), tensor.dtype()),
+            };
+            cost.operand(extent, || tensor.shape());
+            self.device.get_or_insert_with(|| K::device(tensor).id());
+        }
+    }
+
+    /// Sees the device that the result is to be on, where it need not be that of the operands.
+    pub fn see_device(&mut self, device: &Device<B>) {
+        if self.cost.is_some() {
+            self.device = Some(device.id());
+        }
+    }
+
+    /// Sees a plain number, such as a dimension.
+    pub fn see_number(&mut self, number: usize) {
+        self.order.number.get_or_insert(number);
+        if let Some(cost) = &mut self.cost {
+            cost.hash(number);
+        }
+    }
+
+    /// Sees the type of the result.
+    pub fn see_type(&mut self, dtype: DType) {
+        if let Some(cost) = &mut self.cost {
+            cost.hash(dtype);
+        }
+    }
+
+    /// Sees any other plain argument, such as the options of a convolution.
+    pub fn see_plain(&mut self, argument: &dyn Debug) {
+        // The sizes of views are not remembered.
+        if let Some(cost) = &mut self.cost
+            && self.op.work != Work::View
+        {
+            cost.argument(argument);
+        }
+    }
+
+    /// Sees an operand that is a node.
+    pub fn see_node(&mut self, source: &Source<B>) {
+        let node = source.node();
+        let meta = &node.meta;
+        if trace::is_on() && meta.op.group == PARAMETER {
+            let path = meta.op.name;
+            trace::emit(EventKind::Parameter { path }, 0, 0, None);
+        }
+        let mut state = node.state();
+        if let Some(cost) = &mut self.cost {
+            cost.operand(meta.extent, || meta.shape.clone());
+            self.device.get_or_insert_with(|| meta.memory.device);
+        }
+        if let Some(step) = self.op_context.step {
+            let is_of_step = meta.step.number == step.number;
+            match meta.lineage {
+                Lineage::Gradient if is_of_step && step.phase != Phase::Forward => {
+                    self.lineage = Lineage::Gradient;
+                }
+                Lineage::Gradient | Lineage::State => self.operands.state = true,
+                Lineage::Activation if !is_of_step => self.operands.state = true,
+                // A constant of backward, which is a node in a trace.
+                Lineage::Activation
+                    if meta.step.phase != Phase::Forward && state.origin == Origin::Fixed => {}
+                Lineage::Activation => self.operands.others = true,
+            }
+        }
+        self.order.see(&meta.shape, meta.row_major);
+        if self.is_first_of_view() {
+            self.see_viewed(source, &state);
+        }
+        self.largest = self.largest.max(meta.bytes);
+        if meta.is_delivered {
+            let delivered = self.delivered.get_or_insert_default();
+            delivered.add(node, &mut state);
+        } else {
+            self.has_others = true;
+        }
+        state.last_used = self.op_context.number;
+        if let (Some(own), Some(user)) = (&state.region, &self.op_context.region)
+            && !Arc::ptr_eq(user, own)
+        {
+            state.feeds_inner_scope |= user.is_within(own);
+        }
+        if !state.is_resident() || self.outlived(meta, &state) {
+            self.see_waiting(node);
+        }
+        let last = meta.bytes > 0 && meta.users() == 1 && Arc::strong_count(node) == 1;
+        if last && state.origin == Origin::Fixed {
+            self.given_up = self.given_up.max(meta.bytes);
+        }
+        if last && !state.branch_point && self.op.writes {
+            self.written = self.written.max(meta.own_bytes());
+        }
+    }
+
+    /// Sees the operand of a view operation.
+    #[inline(never)]
+    fn see_viewed(&mut self, source: &Source<B>, state: &State<B>) {
+        let meta = &source.node().meta;
+        self.share(meta.contiguous, || match &meta.group {
+            Some(group) => Shares::With(group.clone()),
+            None if meta.bytes == 0 => Shares::Leaf,
+            None => Shares::With(source.clone()),
+        });
+        if self.may_offload() {
+            self.viewed = viewed(source, meta, state);
+        }
+    }
+
+    /// Sees an operand that has to be brought back.
+    #[cold]
+    fn see_waiting(&mut self, node: &Arc<Node<B>>) {
+        self.waiting.get_or_insert_default().push(node.clone());
+    }
+
+    fn see_gradient(&mut self, gradient: &Gradient) {
+        let step = self.op_context.step;
+        if !step.is_some_and(|step| gradient.is_of(step)) {
+            self.operands.state = true;
+        } else if gradient.is_constant() {
+            self.is_constant = true;
+        } else {
+            self.lineage = Lineage::Gradient;
+        }
+        if self.is_first_of_view() {
+            self.share(gradient.is_contiguous(), || {
+                Shares::Gradient(gradient.clone())
+            });
+        }
+        let bytes = gradient.own_bytes();
+        self.largest = self.largest.max(bytes);
+        if gradient.is_last() {
+            self.given_up = self.given_up.max(bytes);
+            if self.op.writes {
+                self.written = self.written.max(bytes);
+            }
+        }
+    }
+
+    /// Of a view operation, once its first operand was seen: whose storage the result has.
+    fn share(&mut self, is_contiguous: bool, with: impl FnOnce() -> Shares<B>) {
+        let copies = self.op.reshapes && !is_contiguous;
+        self.shares = Some(if copies { Shares::Own } else { with() });
+        if copies && let Some(cost) = &mut self.cost {
+            cost.copies = true;
+        }
+    }
+
+    #[inline]
+    fn is_first_of_view(&self) -> bool {
+        self.op.work == Work::View && self.shares.is_none()
+    }
+
+    /// Brings back evicted operands. References to them end here: the last holder of an operand may
+    /// reuse its storage.
+    #[cold]
+    pub(super) fn bring_back(&mut self, waiting: Vec<Arc<Node<B>>>) {
+        replay::bring_back(waiting.iter().cloned());
+        for node in waiting {
+            let outlived = self.outlived(&node.meta, &node.state());
+            if outlived {
+                // Recipes must not reach into earlier steps.
+                node.settle();
+                node.retire();
+            }
+        }
+    }
+
+    /// Whether a tensor was recorded in an earlier step: it is state, such as running statistics.
+    fn outlived(&self, meta: &TensorMeta<B>, state: &State<B>) -> bool {
+        let step = self.op_context.step;
+        step.is_some_and(|step| meta.step.number < step.number) && state.origin == Origin::Recorded
+    }
+
+    /// Whether the innermost scope may move anything to the host.
+    #[inline]
+    fn may_offload(&self) -> bool {
+        let region = self.op_context.region.as_ref();
+        region.is_some_and(|region| region.policy.may_offload())
+    }
+
+    /// Whether a recipe would cost more memory than it saves. It would keep the storage of an
+    /// operand that cannot come back and has no other reference, so that the result's can be
+    /// dropped: this saves memory only if the result is larger.
+    pub(super) fn gives_up(&self) -> bool {
+        self.given_up > 0 && self.given_up * 2 > self.largest
+    }
+
+    /// Makes room for the result, on the device that it will be on.
+    pub(super) fn make_room(&mut self) {
+        let (Some(cost), Some(device)) = (&mut self.cost, self.device) else {
+            return;
+        };
+        let memory = self.memory.insert(context::memory_on(device));
+        let Some(budget) = memory.budget() else {
+            return;
+        };
+        let bytes = match (self.op.work, &self.shares) {
+            // A view that copies is as large as its operand.
+            (Work::View, Some(Shares::Own)) => cost.largest_bytes,
+            (Work::View, _) => return,
+            _ => {
+                cost.expected = budget.expected(cost.key());
+                cost.expected.unwrap_or(cost.largest_bytes)
+            }
+        };
+        budget.make_room(self.op.name, bytes.saturating_sub(self.written));
+    }
+}
+
+/// The tensor that a view of this one is a view of: this one, or the one that this is a view of
+/// itself.
+fn viewed<B: Backend>(
+    source: &Source<B>,
+    meta: &TensorMeta<B>,
+    state: &State<B>,
+) -> Option<Box<Viewed<B>>> {
+    match (&state.storage, &meta.group) {
+        (Storage::Resident(value), None) if meta.row_major => Some(Box::new(Viewed {
+            owner: source.clone(),
+            value: value.clone(),
+        })),
+        _ => state.viewed.clone(),
+    }
+}
