@@ -11,7 +11,7 @@ use super::error::BenchError;
 use super::setting::Setting;
 use examples::backend::BackendName;
 use examples::gpt::model::GptConfig;
-use examples::gpt::options::{mebibytes, positive, probability};
+use examples::training::options::{mebibytes, positive, probability};
 use examples::training::recompute::Checkpoint;
 
 /// Times whole training steps of the GPT in different settings, side by side: every round takes one

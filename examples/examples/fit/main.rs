@@ -165,20 +165,20 @@ impl Fit {
             Some(effective) => (self.gpt.batch.unwrap_or(effective), 1),
             None => (self.gpt.batch.unwrap_or(16), self.gpt.accum.unwrap_or(1)),
         };
-        let ranks = self.gpt.ranks.unwrap_or(1);
-        let stage = match self.gpt.zero.unwrap_or_default() {
-            _ if self.gpt.offload_param => Stage::Parameters,
+        let ranks = self.gpt.memory.ranks.unwrap_or(1);
+        let stage = match self.gpt.memory.zero.unwrap_or_default() {
+            _ if self.gpt.memory.offload_param => Stage::Parameters,
             Stage::Parameters if ranks == 1 => Stage::DataParallel,
             stage => stage,
         };
         let asked = Setting {
             batch,
             accum,
-            amp: self.gpt.amp.unwrap_or(Amp::Off),
-            checkpoint: self.gpt.checkpoint,
+            amp: self.gpt.memory.amp.unwrap_or(Amp::Off),
+            checkpoint: self.gpt.memory.checkpoint,
             stage,
             ranks,
-            offload: self.gpt.offload,
+            offload: self.gpt.memory.offload,
         };
         let is_cubecl = self.device != DeviceName::Cpu && !self.no_pools;
         let (meta, memory) = match is_cubecl {
@@ -241,16 +241,16 @@ impl Fit {
             ),
             (self.gpt.memory_plot.is_some(), "--memory-plot: say --plot"),
             (
-                self.gpt.backend != BackendName::Flex,
+                self.gpt.memory.backend != BackendName::Flex,
                 "--backend: say --device",
             ),
         ];
         if let Some((_, option)) = refused.iter().find(|(is_given, _)| *is_given) {
             return Err(format!("fit has no {option}").into());
         }
-        let stage = self.gpt.zero.unwrap_or_default();
-        let several = self.gpt.ranks.is_some_and(|ranks| ranks > 1);
-        if self.gpt.offload_param && several && stage != Stage::Parameters {
+        let stage = self.gpt.memory.zero.unwrap_or_default();
+        let several = self.gpt.memory.ranks.is_some_and(|ranks| ranks > 1);
+        if self.gpt.memory.offload_param && several && stage != Stage::Parameters {
             return Err("fit estimates --offload-param on one rank, or with --zero 3".into());
         }
         let mut model = self.gpt.model();

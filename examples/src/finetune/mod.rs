@@ -3,12 +3,14 @@
 //! From the command to the report:
 //!
 //! - [`options`]: the command line;
-//! - [`text`]: tokens of the files, packed into sequences; [`order`]: which an update reads;
+//! - [`text`]: tokens of the files, packed into sequences; [`chat`]: those of conversations;
+//!   [`order`]: which an update reads;
 //! - [`tuning`]: which parameters are trained, adapters among them;
 //! - [`mod@train`]: the loop, with precision, optimizer and ranks from
 //!   [`training`](crate::training) and the model from [`llm`](crate::llm);
 //! - [`progress`], [`report`]: what it prints and writes.
 
+pub mod chat;
 pub mod options;
 pub mod order;
 pub mod progress;
@@ -33,7 +35,7 @@ use report::Report;
 /// The model or the text cannot be read or do not fit each other, the backend is not compiled in,
 /// or the [training](train::train) fails.
 pub fn run(options: &Options) -> Result<Option<Report>, TrainingError> {
-    options.backend.run("finetune", Train(options))?
+    options.memory.backend.run("finetune", Train(options))?
 }
 
 struct Train<'a>(&'a Options);

@@ -2,39 +2,43 @@
 
 use std::path::PathBuf;
 
-use burn_zero::{HostAdamWConfig, Memory, Stage, ZeroConfig};
-use clap::{Parser, ValueEnum};
+use burn_zero::{HostAdamWConfig, ZeroConfig};
+use clap::{ArgGroup, Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use crate::backend::BackendName;
-use crate::gpt::options::{learning_rate, positive, probability, stage};
-use crate::training::precision::Amp;
-use crate::training::recompute::Checkpoint;
+use crate::training::options::{MemoryOptions, above_zero, learning_rate, positive, probability};
 
 /// Continues the training of a Llama, Mistral, Qwen2 or Qwen3 model on text, and writes it as a
 /// Hugging Face directory.
 #[derive(Parser, Clone, Debug, PartialEq)]
 #[command(name = "finetune", version, args_override_self = true)]
+#[command(group = ArgGroup::new("data").args(["text", "chat"]).required(true))]
 pub struct Options {
     /// The model: a directory with config.json, tokenizer.json and *.safetensors
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
 
     /// Text to train on, a document each
-    #[arg(long, value_name = "FILE", num_args = 1.., required = true, help_heading = "Data")]
+    #[arg(long, value_name = "FILE", num_args = 1.., help_heading = "Data")]
     pub text: Vec<PathBuf>,
 
-    /// Text to validate on [default: the last twentieth of the sequences of --text]
+    /// Conversations to train on, with the loss on the answers: JSON lines with messages (role,
+    /// content), or with prompt and completion
+    #[arg(long, value_name = "FILE", num_args = 1.., help_heading = "Data")]
+    pub chat: Vec<PathBuf>,
+
+    /// Text, or conversations, to validate on [default: the last twentieth of the sequences]
     #[arg(long, value_name = "FILE", num_args = 1.., help_heading = "Data")]
     pub valid: Vec<PathBuf>,
 
-    /// Tokens of a sequence
+    /// Tokens of a sequence; longer conversations are cut
     #[arg(long, default_value_t = 256, value_parser = at_least_two, help_heading = "Data")]
     pub context: usize,
 
-    /// What a sequence is when it has tokens of several documents
-    #[arg(long, value_enum, default_value_t = Packing::Documents, help_heading = "Data")]
-    pub packing: Packing,
+    /// What a sequence is: of several documents, or conversations, or of one [default: documents for
+    /// --text, none for --chat]
+    #[arg(long, value_enum, help_heading = "Data")]
+    pub packing: Option<Packing>,
 
     /// Read the sequences as they are in the text, not in another order in each epoch
     #[arg(long, help_heading = "Data")]
@@ -128,39 +132,9 @@ pub struct Options {
     #[arg(long, default_value_t = 42, help_heading = "Training")]
     pub seed: u64,
 
-    /// Precision of the forward and backward pass; parameters and optimizer stay in f32
-    #[arg(long, value_enum, default_value_t = Amp::Off, help_heading = "Memory and speed")]
-    pub amp: Amp,
-
-    /// What becomes of activations until backward: none, block, keep-compute, offload, budget=MIB
-    /// or budget=40%
-    #[arg(long, value_name = "HOW", default_value_t = Checkpoint::None)]
-    #[arg(help_heading = "Memory and speed")]
-    pub checkpoint: Checkpoint,
-
-    /// Keep the optimizer's state in host memory and update parameters there
-    #[arg(long, help_heading = "Memory and speed")]
-    pub offload: bool,
-
-    /// Keep parameters in host memory: the device holds one only while it is used
-    #[arg(long, help_heading = "Memory and speed")]
-    pub offload_param: bool,
-
-    /// What is sharded over ranks: 0 nothing (plain data parallel), 1 optimizer state, 2 gradients
-    /// too, 3 parameters too
-    #[arg(long, value_name = "STAGE", default_value = "0", value_parser = stage)]
-    #[arg(help_heading = "Memory and speed")]
-    pub zero: Stage,
-
-    /// Ranks, as threads of this process, a device each; under mpirun and srun their processes are
-    /// the ranks [default: 1]
-    #[arg(long, value_parser = positive(), help_heading = "Memory and speed")]
-    pub ranks: Option<usize>,
-
-    /// Where to compute; cuda, tch and vulkan are features of this package
-    #[arg(long, value_enum, default_value_t = BackendName::Flex)]
-    #[arg(help_heading = "Memory and speed")]
-    pub backend: BackendName,
+    /// What changes the memory and the time of a step.
+    #[command(flatten)]
+    pub memory: MemoryOptions,
 
     /// Directory of the trained model, or its adapters, and of report.json
     #[arg(long, default_value = "artifacts/finetune")]
@@ -175,6 +149,8 @@ pub enum Packing {
     Documents,
     /// One text: attention crosses the boundaries of documents
     Plain,
+    /// A sequence is a conversation, and batches have conversations of similar lengths
+    None,
 }
 
 /// What `--frozen` chooses from.
@@ -211,6 +187,16 @@ impl Schedule {
 }
 
 impl Options {
+    /// What a sequence is.
+    pub fn packing(&self) -> Packing {
+        let default = if self.chat.is_empty() {
+            Packing::Documents
+        } else {
+            Packing::None
+        };
+        self.packing.unwrap_or(default)
+    }
+
     /// AdamW's numbers.
     pub fn adamw(&self) -> HostAdamWConfig {
         HostAdamWConfig {
@@ -223,27 +209,12 @@ impl Options {
 
     /// Stage, clipping, offload.
     pub fn zero(&self) -> ZeroConfig {
-        let place = |is_offloaded| {
-            if is_offloaded {
-                Memory::Host
-            } else {
-                Memory::Device
-            }
-        };
-        ZeroConfig {
-            stage: self.zero,
+        let mut zero = ZeroConfig {
             gradient_clipping: Some(self.clip),
-            offload_optimizer: place(self.offload),
-            offload_param: place(self.offload_param),
             ..ZeroConfig::default()
-        }
-    }
-}
-
-fn above_zero(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(number) if number > 0.0 && f64::is_finite(number) => Ok(number),
-        _ => Err("must be a number above 0".into()),
+        };
+        self.memory.set(&mut zero);
+        zero
     }
 }
 

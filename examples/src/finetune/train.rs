@@ -12,7 +12,7 @@ use burn_amp::GradScaler;
 use burn_checkpoint::MemoryBudget;
 use burn_zero::{Memory, offload_parameters};
 
-use super::options::Options;
+use super::options::{Options, Packing};
 use super::order::Order;
 use super::progress::ProgressLines;
 use super::report::Report;
@@ -33,9 +33,9 @@ pub fn train<B: AutodiffBackend>(
     options: &Options,
     device: B::Device,
 ) -> Result<Option<Report>, TrainingError> {
-    options.validate_tuning()?;
-    let ranks = number_of_ranks(options.ranks, "finetune")?;
-    let (policy, scaler) = options.amp.configs();
+    options.validate()?;
+    let ranks = number_of_ranks(options.memory.ranks, "finetune")?;
+    let (policy, scaler) = options.memory.amp().configs();
     policy.check::<B>(&device)?;
     policy.install()?;
     GradScaler::new(&scaler)?;
@@ -57,7 +57,7 @@ pub fn train<B: AutodiffBackend>(
     let run = Run {
         steps: options.steps.unwrap_or(of_one_epoch),
         update_sequences,
-        model: Mutex::new(model.with_checkpoint(options.checkpoint)),
+        model: Mutex::new(model.with_checkpoint(options.memory.checkpoint)),
         options,
         text,
         device,
@@ -106,9 +106,13 @@ impl<B: AutodiffBackend> Run<'_, B> {
         let window = MultiSteps::new(zero, AccumConfig::tokens(options.accum))
             .expect("a window has steps")
             .with_items_of_all_ranks(items_of_all_ranks);
-        let (_, scale) = options.amp.configs();
+        let (_, scale) = options.memory.amp().configs();
         let scaler = GradScaler::new(&scale)?.with_interrupter(Interrupter::new());
-        let _budget = options.checkpoint.budget().map(MemoryBudget::install);
+        let _budget = options
+            .memory
+            .checkpoint
+            .budget()
+            .map(MemoryBudget::install);
 
         let valid_loss_before = self.validate(&model, &device);
         if is_first {
@@ -123,7 +127,7 @@ impl<B: AutodiffBackend> Run<'_, B> {
             losses: Vec::new(),
             gradient_norms: Vec::new(),
         };
-        let (model, seconds) = self.train_on(&mut updates, model)?;
+        let (model, tokens_per_second) = self.train_on(&mut updates, model)?;
         let valid_loss = self.validate(&model, &updates.device);
         options.write(&model, is_first)?;
         if !is_first {
@@ -134,7 +138,7 @@ impl<B: AutodiffBackend> Run<'_, B> {
             gradient_norms: updates.gradient_norms,
             valid_loss_before,
             valid_loss,
-            tokens_per_second: self.tokens(self.steps) as f64 / seconds,
+            tokens_per_second,
             peak_bytes: peak_bytes(),
             skipped_steps: updates.scaler.skipped_steps(),
             steps: self.steps,
@@ -142,8 +146,8 @@ impl<B: AutodiffBackend> Run<'_, B> {
             window: options.accum,
             ranks: rank.world_size(),
             context: options.context,
-            precision: options.amp.dtype().into(),
-            stage: options.zero.number(),
+            precision: options.memory.amp().dtype().into(),
+            stage: options.memory.zero().number(),
             parameters,
             sequences: self.text.train.len(),
         };
@@ -161,7 +165,8 @@ impl<B: AutodiffBackend> Run<'_, B> {
         }
     }
 
-    /// Makes all updates. Returns the model and the seconds that they took.
+    /// Makes all updates. Returns the model and the tokens that were read in a second, on all
+    /// ranks.
     fn train_on<O: Optimizer<Llm<B>, B>>(
         &self,
         updates: &mut Updates<'_, B, O>,
@@ -169,15 +174,17 @@ impl<B: AutodiffBackend> Run<'_, B> {
     ) -> Result<(Llm<B>, f64), TrainingError> {
         let (options, rank) = (self.options, updates.rank);
         B::seed(&updates.device, options.seed);
-        let mut order = Order::new(
-            self.text.train.len(),
-            (!options.no_shuffle).then_some(options.seed),
-        );
+        let lengths = self.text.train.iter().map(|sequence| sequence.tokens.len());
+        let seed = (!options.no_shuffle).then_some(options.seed);
+        let mut order = Order::new(lengths.collect(), self.update_sequences, seed);
+        let mut tokens = 0;
         let mut progress = ProgressLines::new(self.steps);
         for update in 0..self.steps {
             let lr = options.schedule.lr(options.lr, update, self.steps);
             let mut sums = LossSums::default();
-            for sequences in self.micro_batches(&mut order, update, rank) {
+            let numbers = order.update(update);
+            tokens += self.tokens(&numbers);
+            for sequences in self.micro_batches(&numbers, rank) {
                 let output = model.loss(&batch::<B>(&sequences, &updates.device));
                 let (loss, items) = (output.loss, output.items);
                 sums.add(
@@ -200,35 +207,46 @@ impl<B: AutodiffBackend> Run<'_, B> {
             updates.losses.push(loss);
             updates.gradient_norms.push(norm);
             if rank.rank() == 0 {
-                progress.update(update + 1, loss, norm, self.tokens(update + 1));
+                progress.update(update + 1, loss, norm, tokens);
             }
         }
-        Ok((model, progress.seconds()))
+        Ok((model, tokens as f64 / progress.seconds()))
     }
 
-    /// Tokens that so many updates read, on all ranks.
-    fn tokens(&self, updates: usize) -> usize {
-        updates * self.update_sequences * self.options.context
+    /// The tokens of some sequences.
+    fn tokens(&self, numbers: &[usize]) -> usize {
+        let sequences = numbers.iter().map(|number| &self.text.train[*number]);
+        sequences.map(|sequence| sequence.tokens.len()).sum()
     }
 
     fn announce(&self, trained: usize, of_model: usize) {
         let (options, text) = (self.options, &self.text);
         let (train, valid, context) = (text.train.len(), text.valid.len(), options.context);
+        let at_most = if options.packing() == Packing::None {
+            "at most "
+        } else {
+            ""
+        };
+        if text.cut > 0 {
+            println!(
+                "{} conversations are longer than --context {context}, and are cut there",
+                text.cut
+            );
+        }
         println!(
-            "{}: {of_model} parameters, {trained} trained\ntext: {train} sequences of {context} tokens, {valid} held out\n\
+            "{}: {of_model} parameters, {trained} trained\ntext: {train} sequences of {at_most}{context} tokens, {valid} held out\n\
              {} updates of {} sequences in {}, into {}",
             options.model.display(),
             self.steps,
             self.update_sequences,
-            options.amp.dtype(),
+            options.memory.amp().dtype(),
             options.output.display(),
         );
     }
 
     /// The rank's micro-batches of an update: those of all ranks are assigned in turn.
-    fn micro_batches(&self, order: &mut Order, update: usize, rank: &Rank) -> Vec<Vec<&Sequence>> {
-        let sequences = order.update(update, self.update_sequences);
-        let micro_batches = sequences.chunks(self.options.batch);
+    fn micro_batches(&self, numbers: &[usize], rank: &Rank) -> Vec<Vec<&Sequence>> {
+        let micro_batches = numbers.chunks(self.options.batch);
         let of_rank = micro_batches.skip(rank.rank()).step_by(rank.world_size());
         let sequences = |micro_batch: &[usize]| {
             let sequences = micro_batch.iter();

@@ -5,7 +5,7 @@ use std::path::Path;
 use burn::prelude::*;
 use burn::tensor::DType;
 
-use super::options::{FrozenType, Options};
+use super::options::{FrozenType, Options, Packing};
 use crate::llm::{ALL_LINEAR, Llm, LoraConfig};
 use crate::training::error::TrainingError;
 use crate::training::precision::Amp;
@@ -14,13 +14,18 @@ use crate::training::precision::Amp;
 pub const MERGED: &str = "merged";
 
 impl Options {
-    /// Finds options of what is trained that contradict each other, which clap cannot see.
+    /// Finds options that contradict each other, which clap cannot see.
     ///
     /// # Errors
     ///
     /// [`TrainingError::Options`], with the values and what would be right.
-    pub fn validate_tuning(&self) -> Result<(), TrainingError> {
+    pub fn validate(&self) -> Result<(), TrainingError> {
         let refused = |reason: &str| Err(TrainingError::Options(reason.to_owned()));
+        if self.packing() == Packing::None && self.chat.is_empty() {
+            return refused(
+                "--packing none is for --chat: a file of --text fills many sequences; give documents or plain",
+            );
+        }
         let has_adapters = self.lora_rank.is_some() || self.adapter.is_some();
         if self.merge && !has_adapters {
             return refused(
@@ -35,7 +40,7 @@ impl Options {
                 "--frozen bf16, but no parameter is frozen: give --lora-rank, --adapter or --train",
             );
         }
-        if self.amp != Amp::Bf16 {
+        if self.memory.amp() != Amp::Bf16 {
             return refused("--frozen bf16 multiplies in bf16: give --amp bf16, or --frozen f32");
         }
         Ok(())

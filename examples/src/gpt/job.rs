@@ -60,18 +60,12 @@ impl Job {
         };
         let file = DeepSpeed::read(&file, &|key| auto(options, key)).map_err(refused)?;
         let (of_file, scaler) = file.precision.unzip();
-        let amp = options.amp.or(of_file).unwrap_or(Amp::Off);
+        let amp = options.memory.amp.or(of_file).unwrap_or(Amp::Off);
         let scaler = scaler.filter(|_| Some(amp) == of_file);
         let (of_file, adamw) = file.adamw.unzip();
         let lr = options.lr.or(of_file).unwrap_or(LEARNING_RATE);
         let mut zero = file.zero;
-        zero.stage = options.zero.unwrap_or(zero.stage);
-        if options.offload {
-            zero.offload_optimizer = Memory::Host;
-        }
-        if options.offload_param {
-            zero.offload_param = Memory::Host;
-        }
+        options.memory.set(&mut zero);
         zero.batch = batches(options, zero.batch, ranks)?;
         let batch = zero.batch.resolve(ranks).map_err(refused)?;
         zero.batch.gradient_accumulation_steps = Some(batch.steps);
@@ -165,8 +159,8 @@ fn default_adamw() -> HostAdamWConfig {
 fn auto(options: &Options, key: &str) -> Option<Value> {
     let adamw = default_adamw();
     Some(match key {
-        "fp16.enabled" => json!(options.amp == Some(Amp::F16)),
-        "bf16.enabled" | "bfloat16.enabled" => json!(options.amp == Some(Amp::Bf16)),
+        "fp16.enabled" => json!(options.memory.amp == Some(Amp::F16)),
+        "bf16.enabled" | "bfloat16.enabled" => json!(options.memory.amp == Some(Amp::Bf16)),
         key if key.starts_with("fp16.") => Value::Null, // DeepSpeed's default
         "optimizer.params.lr" => json!(options.lr.unwrap_or(LEARNING_RATE)),
         "optimizer.params.betas" => json!([adamw.beta_1, adamw.beta_2]),

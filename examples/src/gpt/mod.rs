@@ -44,8 +44,8 @@ use report::Report;
 /// the [training](train::train) fails.
 pub fn run(options: &Options) -> Result<Option<Report>, TrainingError> {
     options.validate()?;
-    let job = Job::new(options, number_of_ranks(options.ranks, "gpt")?)?;
-    options.backend.run("gpt", Train(options, job))?
+    let job = Job::new(options, number_of_ranks(options.memory.ranks, "gpt")?)?;
+    options.memory.backend.run("gpt", Train(options, job))?
 }
 
 struct Train<'a>(&'a Options, Job);

@@ -2,16 +2,12 @@
 
 use std::path::PathBuf;
 
-use burn_zero::Stage;
 use clap::Parser;
-use clap::builder::RangedU64ValueParser;
 
 use super::loader::Plan;
 use super::model::{GptConfig, Loss};
-use crate::backend::BackendName;
 use crate::training::error::TrainingError;
-use crate::training::precision::Amp;
-use crate::training::recompute::Checkpoint;
+use crate::training::options::{MemoryOptions, learning_rate, mebibytes, positive, probability};
 
 /// Trains a decoder-only transformer on the bytes of a text, then writes a table, a sample and a
 /// report.
@@ -20,11 +16,6 @@ use crate::training::recompute::Checkpoint;
 #[derive(Parser, Clone, Debug, PartialEq)]
 #[command(name = "gpt", version, args_override_self = true)]
 pub struct Options {
-    /// Precision of the forward and backward pass; parameters and optimizer stay in f32 [default:
-    /// off]
-    #[arg(long, value_enum, help_heading = "Training")]
-    pub amp: Option<Amp>,
-
     /// Optimizer updates in total
     #[arg(long, default_value_t = 1200, value_parser = positive(), help_heading = "Training")]
     pub steps: usize,
@@ -49,11 +40,6 @@ pub struct Options {
     #[arg(requires = "effective_batch", conflicts_with_all = ["batch", "accum"])]
     pub memory_limit: Option<u64>,
 
-    /// What becomes of activations until backward: none, block, keep-compute, offload, budget=MIB
-    /// or budget=40%
-    #[arg(long, value_name = "HOW", default_value_t = Checkpoint::None, help_heading = "Training")]
-    pub checkpoint: Checkpoint,
-
     /// From what the loss is computed
     #[arg(long, value_enum, default_value_t = Loss::Full, help_heading = "Training")]
     pub loss: Loss,
@@ -76,32 +62,14 @@ pub struct Options {
     #[arg(long, default_value_t = 42, help_heading = "Training")]
     pub seed: u64,
 
-    /// Where to compute; cuda, tch and vulkan are features of this package
-    #[arg(long, value_enum, default_value_t = BackendName::Flex, help_heading = "Training")]
-    pub backend: BackendName,
-
     /// DeepSpeed's JSON: batch sizes, precision, ZeRO, offload, clipping, AdamW. Options that are
     /// given count before it, but for its train_batch_size
-    #[arg(long, value_name = "FILE", help_heading = "Ranks")]
+    #[arg(long, value_name = "FILE", help_heading = "Run")]
     pub config: Option<PathBuf>,
 
-    /// What is sharded over ranks: 0 nothing (plain data parallel), 1 optimizer state, 2 gradients
-    /// too, 3 parameters too [default: 0]
-    #[arg(long, value_name = "STAGE", value_parser = stage, help_heading = "Ranks")]
-    pub zero: Option<Stage>,
-
-    /// Ranks, as threads of this process, a device each; under mpirun and srun their processes are
-    /// the ranks [default: 1]
-    #[arg(long, value_parser = positive(), help_heading = "Ranks")]
-    pub ranks: Option<usize>,
-
-    /// Keep the optimizer's state in host memory and update parameters there
-    #[arg(long, help_heading = "Ranks")]
-    pub offload: bool,
-
-    /// Keep parameters in host memory: the device holds one only while it is used
-    #[arg(long, help_heading = "Ranks")]
-    pub offload_param: bool,
+    /// What changes the memory and the time of a step.
+    #[command(flatten)]
+    pub memory: MemoryOptions,
 
     /// Bytes that the model sees at once
     #[arg(long, default_value_t = 64, value_parser = positive(), help_heading = "Model")]
@@ -170,7 +138,7 @@ impl Options {
     pub fn model(&self) -> GptConfig {
         GptConfig::new(self.context, self.layers, self.heads, self.width)
             .with_dropout(self.dropout)
-            .with_checkpoint(self.checkpoint)
+            .with_checkpoint(self.memory.checkpoint)
             .with_loss(self.loss)
     }
 
@@ -186,47 +154,5 @@ impl Options {
     /// Updates over which the learning rate rises.
     pub fn warmup(&self) -> usize {
         self.warmup.unwrap_or((self.steps / 10).min(1000))
-    }
-}
-
-/// A number of at least 1.
-pub fn positive() -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(1..)
-}
-
-/// A ZeRO stage.
-///
-/// # Errors
-///
-/// What else it must be.
-pub fn stage(text: &str) -> Result<Stage, String> {
-    let number: u8 = text
-        .parse()
-        .map_err(|_| "must be 0, 1, 2 or 3".to_owned())?;
-    Stage::try_from(number)
-}
-
-/// Mebibytes whose number of bytes fits into a `u64`.
-pub fn mebibytes() -> RangedU64ValueParser<u64> {
-    RangedU64ValueParser::new().range(1..=u64::MAX >> 20)
-}
-
-/// A number above 0 and at most 1.
-///
-/// # Errors
-///
-/// What else it must be.
-pub fn learning_rate(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(rate) if rate > 0.0 && rate <= 1.0 => Ok(rate),
-        _ => Err("must be a number above 0 and at most 1".into()),
-    }
-}
-
-/// A number of at least 0 and below 1.
-pub fn probability(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(probability) if (0.0..1.0).contains(&probability) => Ok(probability),
-        _ => Err("must be a number of at least 0 and below 1".into()),
     }
 }

@@ -35,7 +35,11 @@ fn rehearsal<B: AutodiffBackend>(
 ) {
     const CHECKED: &str = "the settings were checked";
     let tokens = Tensor::<B, 2, Int>::zeros([micro_batch, options.context], device);
-    let budget = options.checkpoint.budget().map(MemoryBudget::install);
+    let budget = options
+        .memory
+        .checkpoint
+        .budget()
+        .map(MemoryBudget::install);
     let mut zero = in_learner::<B>(&job.adamw, &job.zero, 1).expect(CHECKED);
     let model = zero.prepare::<B, _>(job.model::<B>(options, device));
     let steps = MultiSteps::new(zero, AccumConfig::mean(2)).expect(CHECKED);
@@ -64,18 +68,18 @@ pub fn find_window<B: AutodiffBackend>(
         return Ok(None);
     };
     let limit_bytes = options.memory_limit.map(|mebibytes| mebibytes << 20);
-    let limit_bytes = limit_bytes.or_else(|| device_bytes(options.backend));
-    let backend = options.backend.name();
+    let limit_bytes = limit_bytes.or_else(|| device_bytes(options.memory.backend));
+    let backend = options.memory.backend.name();
     let unknown = format!("it is not known how much memory {backend} has: give --memory-limit");
     let limit_bytes = limit_bytes.ok_or(TrainingError::Options(unknown))?;
-    let meta = options.backend.meta();
+    let meta = options.memory.backend.meta();
     // The same steps without data.
     let estimate = |micro_batch| {
         let step = || rehearsal::<Training<Meta>>(options, job, &meta, micro_batch, |_| {});
         estimate_run(meta, step).0.peak_bytes
     };
     let search = MicroBatchSearch::new(effective_batch, limit_bytes).starting_at(estimate);
-    let mut probe = memory_probe(options.backend);
+    let mut probe = memory_probe(options.memory.backend);
     let step = |micro_batch: usize| rehearsal::<B>(options, job, device, micro_batch, |_| {});
     let found = find_micro_batch::<B, _>(&search, device, &mut *probe, step)?;
     job.set_window(found.partition.micro_batch(), found.partition.steps());
@@ -106,7 +110,7 @@ pub fn plot_memory<B: AutodiffBackend>(
     let events = recording.finish();
     let title = format!(
         "A step of {micro_batch} sequences, --checkpoint {}",
-        options.checkpoint
+        options.memory.checkpoint
     );
     let mut plot = MemoryPlot::new(&events).title(title);
     if let Some(bytes) = limit_bytes.get() {

@@ -170,7 +170,7 @@ impl<B: AutodiffBackend> Run<'_, B> {
                 .metric_train_numeric(LossScaleMetric::new(&scaler))
                 .metric_train_numeric(SkippedStepsMetric::new(&scaler));
         }
-        if options.checkpoint != Checkpoint::None {
+        if options.memory.checkpoint != Checkpoint::None {
             training = training
                 .metric_train_numeric(RematMetric::peak_bytes())
                 .metric_train_numeric(RematMetric::replayed_operations());
@@ -198,7 +198,11 @@ impl<B: AutodiffBackend> Run<'_, B> {
 
         let began = Instant::now();
         RematStats::reset_thread();
-        let _budget = options.checkpoint.budget().map(MemoryBudget::install);
+        let _budget = options
+            .memory
+            .checkpoint
+            .budget()
+            .map(MemoryBudget::install);
         let trained = training.launch(learner);
         let seconds = began.elapsed().as_secs_f64();
         // Restores the terminal.

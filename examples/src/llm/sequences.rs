@@ -12,13 +12,19 @@ pub struct Sequences<B: Backend> {
     /// For each sequence the places at which another document begins, ascending and above 0.
     /// Attention does not cross them, and positions begin there again.
     pub boundaries: Vec<Vec<usize>>,
+    /// For each sequence whether the loss has each of its tokens. `None` where it has all.
+    pub counted: Option<Vec<Vec<bool>>>,
 }
 
 impl<B: Backend> Sequences<B> {
     /// Sequences of one document each.
     pub fn whole(tokens: Tensor<B, 2, Int>) -> Self {
         let boundaries = vec![Vec::new(); tokens.dims()[0]];
-        Self { tokens, boundaries }
+        Self {
+            tokens,
+            boundaries,
+            counted: None,
+        }
     }
 
     /// The number of the document that each of the first `time` tokens of a sequence is in.
@@ -27,7 +33,8 @@ impl<B: Backend> Sequences<B> {
         (0..time).map(of).collect()
     }
 
-    /// The token that follows each token but the last, `ignored` where it begins another document.
+    /// The token that follows each token but the last, `ignored` where it begins another document,
+    /// or the loss does not have it.
     ///
     /// # Shapes
     ///
@@ -35,16 +42,19 @@ impl<B: Backend> Sequences<B> {
     pub(super) fn targets(&self, ignored: i64) -> Tensor<B, 1, Int> {
         let [batch, time] = self.tokens.dims();
         let targets = self.tokens.clone().slice_dim(1, 1..time);
-        if self.boundaries.iter().all(Vec::is_empty) {
+        if self.counted.is_none() && self.boundaries.iter().all(Vec::is_empty) {
             return targets.flatten::<1>(0, 1);
         }
-        let mut begins = vec![false; batch * (time - 1)];
+        let is_counted = |sequence: usize, place: usize| match &self.counted {
+            Some(counted) => counted[sequence][place],
+            None => true,
+        };
+        let mut is_ignored = Vec::with_capacity(batch * (time - 1));
         for (sequence, boundaries) in self.boundaries.iter().enumerate() {
-            for boundary in boundaries {
-                begins[sequence * (time - 1) + boundary - 1] = true;
-            }
+            let of_place = |place| boundaries.contains(&place) || !is_counted(sequence, place);
+            is_ignored.extend((1..time).map(of_place));
         }
-        let data = TensorData::new(begins, [batch * (time - 1)]);
+        let data = TensorData::new(is_ignored, [batch * (time - 1)]);
         let mask = Tensor::<B, 1, Bool>::from_data(data, &self.tokens.device());
         targets.flatten::<1>(0, 1).mask_fill(mask, ignored)
     }

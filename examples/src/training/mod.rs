@@ -1,11 +1,12 @@
 //! What the examples that train share: `gpt`, `finetune`, the benchmark.
 //!
-//! [`precision`]: the backend, and mixed precision; [`recompute`]: what becomes of activations;
+//! [`options`]: those of memory and speed; [`precision`]: the backend, and mixed precision; [`recompute`]: what becomes of activations;
 //! [`optimizer`]: AdamW, on the device or on the host, whole or sharded; [`ranks`]: who trains;
 //! [`report`]: how figures are shown; [`error`]: what can go wrong.
 
 pub mod error;
 pub mod optimizer;
+pub mod options;
 pub mod precision;
 pub mod ranks;
 pub mod recompute;

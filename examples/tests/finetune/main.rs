@@ -1,6 +1,7 @@
 //! The updates of `finetune` are those of transformers (`golden.py`), with every option that must
 //! not change them, and what cannot be trained is refused by its name.
 
+mod chat;
 mod lora;
 mod text;
 
@@ -62,10 +63,15 @@ impl Directory {
     fn options(&self, more: &str) -> Options {
         let text = ["one.txt", "two.txt"].map(|file| tests().join("finetune").join(file));
         let [one, two] = text.each_ref().map(|file| file.display());
+        self.options_on(&format!("--text {one} {two}"), more)
+    }
+
+    /// Those of the reference, but for the text.
+    fn options_on(&self, data: &str, more: &str) -> Options {
         let (model, output) = (self.path("model"), self.path("output"));
         let arguments = format!(
             "finetune --model {} --output {} --no-shuffle --schedule constant --lr 1e-3 --beta-2 0.95 \
-             --weight-decay 0.1 --context 16 --batch 2 --steps 5 --text {one} {two} {more}",
+             --weight-decay 0.1 --context 16 --batch 2 --steps 5 {data} {more}",
             model.display(),
             output.display(),
         );
@@ -236,7 +242,7 @@ fn what_cannot_be_trained_is_refused_by_its_name() {
         .expect_err("short")
         .to_string();
     assert!(
-        error.contains("too short") && error.contains("--context"),
+        error.contains("too little") && error.contains("--context"),
         "{error}"
     );
 

@@ -2,7 +2,7 @@
 
 use examples::finetune::options::Packing;
 use examples::finetune::order::Order;
-use examples::finetune::text::{Text, pack};
+use examples::finetune::text::{Sequence, Text, pack};
 
 use crate::{Directory, golden};
 
@@ -19,7 +19,11 @@ fn tokens_are_those_of_the_python_package() {
 #[test]
 fn boundaries_are_where_documents_begin() {
     // Tokens 0 to 3, none, 4 to 5, 6 to 13; the last two fill no sequence.
-    let documents = [vec![1; 4], vec![], vec![2; 2], vec![3; 8]];
+    let documents = [vec![1; 4], vec![], vec![2; 2], vec![3; 8]].map(|tokens| Sequence {
+        tokens,
+        boundaries: Vec::new(),
+        counted: None,
+    });
     let boundaries = |packing| -> Vec<Vec<usize>> {
         let packed = pack(&documents, 4, packing);
         packed
@@ -37,8 +41,8 @@ fn boundaries_are_where_documents_begin() {
 #[test]
 fn an_epoch_reads_every_sequence_once_in_its_own_order() {
     let epochs = |seed| -> Vec<Vec<usize>> {
-        let mut order = Order::new(12, seed);
-        let update = |update| order.update(update, 5);
+        let mut order = Order::new(vec![16; 12], 5, seed);
+        let update = |update| order.update(update);
         // Updates of five sequences do not end with an epoch.
         let all: Vec<usize> = (0..24).flat_map(update).collect();
         all.chunks_exact(12).map(<[_]>::to_vec).collect()
@@ -55,6 +59,6 @@ fn an_epoch_reads_every_sequence_once_in_its_own_order() {
     assert!(epochs(None).iter().all(|epoch| epoch.is_sorted()));
 
     // The order after a pause is that without it.
-    let mut resumed = Order::new(12, Some(7));
-    assert_eq!(resumed.update(7, 5), shuffled.concat()[35..40]);
+    let mut resumed = Order::new(vec![16; 12], 5, Some(7));
+    assert_eq!(resumed.update(7), shuffled.concat()[35..40]);
 }

@@ -26,7 +26,7 @@ fn settle(file: &str, arguments: &str, ranks: usize) -> Result<Job, String> {
 fn of_options(arguments: &str) -> (Options, Job) {
     let arguments = ["gpt"].into_iter().chain(arguments.split_whitespace());
     let options = Options::parse_from(arguments);
-    let job = Job::new(&options, options.ranks.unwrap_or(1)).unwrap();
+    let job = Job::new(&options, options.memory.ranks.unwrap_or(1)).unwrap();
     (options, job)
 }
 

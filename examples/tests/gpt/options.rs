@@ -20,7 +20,7 @@ fn parse(arguments: &str) -> Result<Options, String> {
 fn defaults_are_valid() {
     let options = parse("").unwrap();
     assert_eq!(options.output, PathBuf::from("artifacts/gpt"));
-    assert_eq!(options.backend, BackendName::Flex);
+    assert_eq!(options.memory.backend, BackendName::Flex);
     assert!(options.text.is_empty());
 }
 
@@ -32,15 +32,15 @@ fn every_option_is_understood() {
          --offload --offload-param --config ds_config.json",
     )
     .unwrap();
-    assert_eq!(options.amp, Some(Amp::Bf16));
+    assert_eq!(options.memory.amp, Some(Amp::Bf16));
     assert_eq!(
-        (options.zero, options.ranks),
+        (options.memory.zero, options.memory.ranks),
         (Some(Stage::Gradients), Some(3))
     );
     assert_eq!(options.text.len(), 2);
     assert_eq!(options.warmup(), 3);
     assert_eq!(options.plan().epochs(), 3);
-    assert!(options.resume && options.offload && options.offload_param);
+    assert!(options.resume && options.memory.offload && options.memory.offload_param);
 }
 
 #[test]

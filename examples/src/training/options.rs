@@ -1,0 +1,128 @@
+//! Options that all examples that train have: those of memory and speed, and values that are checked
+//! while the command line is read.
+
+use burn_zero::{Memory, Stage, ZeroConfig};
+use clap::Args;
+use clap::builder::RangedU64ValueParser;
+
+use super::precision::Amp;
+use super::recompute::Checkpoint;
+use crate::backend::BackendName;
+
+/// What changes the memory and the time of a step, and (in f32) none of its numbers.
+#[derive(Args, Clone, Debug, PartialEq)]
+#[command(next_help_heading = "Memory and speed")]
+pub struct MemoryOptions {
+    /// Precision of the forward and backward pass; parameters and optimizer stay in f32 [default:
+    /// off]
+    #[arg(long, value_enum)]
+    pub amp: Option<Amp>,
+
+    /// What becomes of activations until backward: none, block, keep-compute, offload, budget=MIB
+    /// or budget=40%
+    #[arg(long, value_name = "HOW", default_value_t = Checkpoint::None)]
+    pub checkpoint: Checkpoint,
+
+    /// Keep the optimizer's state in host memory and update parameters there
+    #[arg(long)]
+    pub offload: bool,
+
+    /// Keep parameters in host memory: the device holds one only while it is used
+    #[arg(long)]
+    pub offload_param: bool,
+
+    /// What is sharded over ranks: 0 nothing (plain data parallel), 1 optimizer state, 2 gradients
+    /// too, 3 parameters too [default: 0]
+    #[arg(long, value_name = "STAGE", value_parser = stage)]
+    pub zero: Option<Stage>,
+
+    /// Ranks, as threads of this process, a device each; under mpirun and srun their processes are
+    /// the ranks [default: 1]
+    #[arg(long, value_parser = positive())]
+    pub ranks: Option<usize>,
+
+    /// Where to compute; cuda, tch and vulkan are features of this package
+    #[arg(long, value_enum, default_value_t = BackendName::Flex)]
+    pub backend: BackendName,
+}
+
+impl MemoryOptions {
+    /// The precision.
+    pub fn amp(&self) -> Amp {
+        self.amp.unwrap_or(Amp::Off)
+    }
+
+    /// The stage.
+    pub fn zero(&self) -> Stage {
+        self.zero.unwrap_or_default()
+    }
+
+    /// Sets in a configuration what these options say.
+    pub fn set(&self, zero: &mut ZeroConfig) {
+        zero.stage = self.zero.unwrap_or(zero.stage);
+        if self.offload {
+            zero.offload_optimizer = Memory::Host;
+        }
+        if self.offload_param {
+            zero.offload_param = Memory::Host;
+        }
+    }
+}
+
+/// A number of at least 1.
+pub fn positive() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..)
+}
+
+/// A ZeRO stage.
+///
+/// # Errors
+///
+/// What else it must be.
+pub fn stage(text: &str) -> Result<Stage, String> {
+    let number: u8 = text
+        .parse()
+        .map_err(|_| "must be 0, 1, 2 or 3".to_owned())?;
+    Stage::try_from(number)
+}
+
+/// Mebibytes whose number of bytes fits into a `u64`.
+pub fn mebibytes() -> RangedU64ValueParser<u64> {
+    RangedU64ValueParser::new().range(1..=u64::MAX >> 20)
+}
+
+/// A number above 0 and at most 1.
+///
+/// # Errors
+///
+/// What else it must be.
+pub fn learning_rate(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(rate) if rate > 0.0 && rate <= 1.0 => Ok(rate),
+        _ => Err("must be a number above 0 and at most 1".into()),
+    }
+}
+
+/// A number of at least 0 and below 1.
+///
+/// # Errors
+///
+/// What else it must be.
+pub fn probability(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(probability) if (0.0..1.0).contains(&probability) => Ok(probability),
+        _ => Err("must be a number of at least 0 and below 1".into()),
+    }
+}
+
+/// A number above 0.
+///
+/// # Errors
+///
+/// What else it must be.
+pub fn above_zero(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(number) if number > 0.0 && f64::is_finite(number) => Ok(number),
+        _ => Err("must be a number above 0".into()),
+    }
+}
