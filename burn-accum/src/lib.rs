@@ -100,7 +100,7 @@
 //! part of a [`burn_update::Update`], `tally` its arithmetic as integers, `sums` the accumulators,
 //! `counted` is how a count of items travels, `record`
 //! the saved state, `progress` what others may see. `clip` and `norm` are the global norm;
-//! `per_update` and `lr_scaling` the learning rate; `strategy` makes burn-update's loop of the `Learner` follow windows. `find` is
+//! `lr_scaling` is the learning rate; `strategy` makes burn-update's loop of the `Learner` follow windows. `find` is
 //! [`find_micro_batch`].
 
 mod accumulation;
@@ -113,7 +113,6 @@ mod lr_scaling;
 mod multi_steps;
 mod norm;
 mod part;
-mod per_update;
 mod progress;
 mod record;
 mod strategy;
@@ -122,7 +121,7 @@ mod tally;
 
 pub use accumulation::Accumulation;
 pub use burn_decorator::module::independent;
-pub use burn_update::EpochTail;
+pub use burn_update::{EpochTail, PerUpdate, PerUpdateRecord};
 pub use clip::{ClipGlobalNorm, ClipNorm};
 pub use config::{AccumConfig, NonFinite, Normalization, WindowSchedule};
 pub use counted::{CountSlot, Counted, Items};
@@ -136,7 +135,6 @@ pub use lr_scaling::{LrScaling, ScaledLr};
 pub use multi_steps::{MultiSteps, flush};
 pub use norm::{GradNorm, GradNormMetric};
 pub use part::ClipByNorm;
-pub use per_update::{PerUpdate, PerUpdateRecord};
 pub use progress::{Dropped, UpdateCounter, UpdatesMetric};
 pub use record::{AccumRecord, PartialWindow};
 pub use strategy::{AccumProgress, AccumulatingStrategy};

@@ -91,4 +91,11 @@ impl GradNormMetric {
     }
 }
 
+impl GradNormMetric {
+    /// For the metrics of a training.
+    pub(crate) fn into_gauge(self) -> Gauge {
+        self.0
+    }
+}
+
 gauge_metric!(GradNormMetric);

@@ -4,6 +4,7 @@ use burn::module::{AutodiffModule, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Device, TensorPrimitive, read_sync};
+use burn_decorator::gauge::Gauge;
 use burn_decorator::gradient;
 use burn_decorator::types::FloatTensorOps;
 use burn_update::{
@@ -12,7 +13,9 @@ use burn_update::{
 
 use crate::accumulation::Deciding;
 use crate::tally::{self, Tally, WindowTally};
-use crate::{AccumConfig, AccumError, Accumulation, ClipNorm, Counted, PartialWindow};
+use crate::{
+    AccumConfig, AccumError, Accumulation, ClipNorm, Counted, GradNormMetric, PartialWindow,
+};
 
 /// The name of an accumulation in records and errors.
 const ACCUMULATE: &str = "accumulate";
@@ -42,6 +45,10 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> ClipByNorm for Update<M
 impl<B: AutodiffBackend> Stateful<B> for ClipNorm {
     fn name(&self) -> String {
         CLIP.to_owned()
+    }
+
+    fn gauges(&self) -> Vec<Gauge> {
+        vec![GradNormMetric::new(&self.norm()).into_gauge()]
     }
 }
 

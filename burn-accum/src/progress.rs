@@ -6,6 +6,7 @@ use burn_decorator::gauge::Gauge;
 use burn_decorator::gauge_metric;
 use burn_decorator::non_finite::Outcome;
 use burn_decorator::ranks::{ForRank, Shared};
+use burn_update::CountsUpdates;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::tally::{Step, Tally};
@@ -125,6 +126,12 @@ impl UpdateCounter {
     /// Forgets what was dropped.
     pub(crate) fn reset_dropped(&self) {
         self.seen.0.lock().last_dropped = None;
+    }
+}
+
+impl CountsUpdates for UpdateCounter {
+    fn updates(&self) -> u64 {
+        self.updates()
     }
 }
 

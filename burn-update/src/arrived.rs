@@ -18,6 +18,34 @@ pub fn items_id() -> ParamId {
     ParamId::from(u64::from_be_bytes(*b"burnitem"))
 }
 
+/// What a training loop asks of an update that is inside of a Learner, which does not expose it: as
+/// an entry of gradients that has no others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    /// That it is there.
+    Answer,
+    /// To apply a window that is not complete.
+    Flush,
+}
+
+impl Request {
+    /// Fixed, as [`items_id`] is.
+    fn id(self) -> ParamId {
+        let name = match self {
+            Self::Answer => b"burnansw",
+            Self::Flush => b"burnflus",
+        };
+        ParamId::from(u64::from_be_bytes(*name))
+    }
+
+    /// The gradients of a step that is this request.
+    pub(crate) fn as_gradients<I: Backend>(self, device: &I::Device) -> GradientsParams {
+        let mut gradients = GradientsParams::new();
+        gradients.register(self.id(), Tensor::<I, 1>::zeros([1], device));
+        gradients
+    }
+}
+
 /// The gradients of one micro-step, from one device or several: what
 /// [`Update::step`](crate::Update::step) takes, and an [`Accumulate`](crate::Accumulate) adds up.
 pub struct Arrived {
@@ -60,6 +88,17 @@ impl Arrived {
             .iter_mut()
             .filter_map(|gradients| gradients.remove(items_id()))
             .collect()
+    }
+
+    /// Takes a request out, if these are one.
+    pub(crate) fn take_request<I: Backend>(&mut self) -> Option<Request> {
+        let mut is_there = |request: &Request| {
+            let mut devices = self.devices.iter_mut();
+            devices.any(|gradients| gradients.remove::<I, 1>(request.id()).is_some())
+        };
+        [Request::Answer, Request::Flush]
+            .into_iter()
+            .find(&mut is_there)
     }
 
     /// Whether the gradients came from one device.

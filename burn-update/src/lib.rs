@@ -32,8 +32,8 @@
 //! [average](AverageConfig) and the record. None of them knows another: what one part must know of
 //! another is a value of the [`Step`], which each method gets as an argument.
 //!
-//! In Burn's `Learner` an [`Update`] stands in place of the optimizer. It also answers
-//! burn-accum's `flush`.
+//! In Burn's `Learner` an [`Update`] stands in place of the optimizer, and `update.strategy()` is
+//! the training loop: see [`UpdateStrategy`]. It also answers burn-accum's `flush`.
 //!
 //! # Where things are
 //!
@@ -49,6 +49,8 @@
 //! | `average` | the average of the weights |
 //! | `gradients` | gradients by path, for parts of one's own |
 //! | `record` | the saved state of all parts |
+//! | `progress` | how far an update is, for others |
+//! | `per_update` | a learning rate that follows updates |
 //! | `strategy` | [`UpdateStrategy`], the training loop of the Learner, with one rank or many |
 //!
 //! # For maintainers: the place of a reduction over ranks
@@ -74,6 +76,8 @@ mod groups;
 mod loss;
 mod optimizer;
 mod part;
+mod per_update;
+mod progress;
 mod record;
 mod step;
 mod strategy;
@@ -88,6 +92,8 @@ pub use groups::{Group, Groups, Paths};
 pub use loss::Loss;
 pub use optimizer::BurnOptimizer;
 pub use part::{Accumulate, IntoAccumulate, IntoScale, Optimize, Part, Scale, Stateful};
+pub use per_update::{PerUpdate, PerUpdateRecord};
+pub use progress::{CountsUpdates, UpdateProgress};
 pub use record::{PartState, UpdateItem, UpdateRecord};
 pub use step::{HalfPrecision, Step, StepOutcome};
 pub use strategy::{

@@ -14,7 +14,7 @@ use burn::tensor::{DType, Device, Element};
 use burn_decorator::message::{self, Message};
 
 use crate::error::raise;
-use crate::{Optimize, PartState, Stateful, Step, Update, UpdateError, UpdateRecord};
+use crate::{Optimize, PartState, Position, Stateful, Step, Update, UpdateError, UpdateRecord};
 
 /// The name under which a record has what is of the whole update.
 pub(crate) const UPDATE: &str = "update";
@@ -150,6 +150,10 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
         let mut parts = BTreeMap::new();
         let mut own = PartState::default();
         own.put_integer("updates", self.updates());
+        if let Some(position) = self.progress().position() {
+            own.put_integer("epoch", position.epoch as u64);
+            own.put_integer("batches", position.batches as u64);
+        }
         parts.insert(UPDATE.to_owned(), own);
         for part in self.stateful() {
             if let Some(state) = part.save() {
@@ -169,6 +173,15 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
         let device = record.device().clone();
         if let Some(mut own) = record.take(UPDATE)? {
             self.set_updates(own.take_integer("updates")?);
+            let position = (own.take_integer("epoch"), own.take_integer("batches"));
+            self.progress().set_position(match position {
+                (Ok(epoch), Ok(batches)) => Some(Position {
+                    epoch: epoch as usize,
+                    batches: batches as usize,
+                }),
+                // It was made in a loop of one's own.
+                _ => None,
+            });
         }
         for part in self.stateful_mut() {
             let name = part.name();

@@ -6,6 +6,7 @@ use burn::module::AutodiffModule;
 use burn::optim::GradientsParams;
 use burn::tensor::Device;
 use burn::tensor::backend::AutodiffBackend;
+use burn_decorator::gauge::Gauge;
 
 use crate::{Arrived, PartState, Step, UpdateError};
 
@@ -17,6 +18,13 @@ pub trait Stateful<B: AutodiffBackend>: Any + Send {
     /// Its state; `None`, the default, if it has none. It may wait for the device.
     fn save(&self) -> Option<PartState> {
         None
+    }
+
+    /// What a training shows of it, as metrics of Burn's Learner: see
+    /// [`UpdateStrategy::metrics`](crate::UpdateStrategy::metrics). They never wait for a device on
+    /// the thread that trains.
+    fn gauges(&self) -> Vec<Gauge> {
+        Vec::new()
     }
 
     /// Continues from a saved state. Tensors belong on `device`.

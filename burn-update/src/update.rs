@@ -6,11 +6,12 @@ use burn::tensor::backend::AutodiffBackend;
 use burn_decorator::gradient;
 use burn_decorator::non_finite::{Inspection, Probe, Verdict};
 
+use crate::arrived::Request;
 use crate::part::Slot;
 use crate::step::{HalfPrecision, StepOutcome};
 use crate::{
     Accumulate, Arrived, Average, BurnOptimizer, Groups, IntoAccumulate, IntoScale, Loss, Optimize,
-    Part, Scale, Stateful, Step, UpdateError,
+    Part, PerUpdate, Scale, Stateful, Step, UpdateError, UpdateProgress,
 };
 
 /// An update of a model: scale, accumulate, your own parts, clip, optimizer, average, always in this
@@ -57,16 +58,18 @@ use crate::{
 /// ```
 ///
 /// It is an `Optimizer`, so that Burn's `Learner` takes it in place of one:
-/// `Learner::new(model, update, schedule)`. There `TrainStep::step` calls `loss.backward()` as
-/// always, and an error is a panic.
+/// `Learner::new(model, update, schedule)`, with [`update.strategy()`](Self::strategy) for the
+/// training loop. There `TrainStep::step` calls `loss.backward()` as always, and an error is a
+/// panic.
 ///
 /// A clone has its own state, and shares the handles that its parts were made from, such as a
-/// `GradScaler`.
+/// `GradScaler`, and its [`progress`](Self::progress).
 pub struct Update<M: AutodiffModule<B> + 'static, B: AutodiffBackend> {
     scale: Option<Slot<dyn Scale<B>>>,
     inside: Pipeline<M, B>,
     /// Whether the optimizer has seen the model.
     is_prepared: bool,
+    progress: UpdateProgress,
 }
 
 /// What runs inside of the scale.
@@ -104,6 +107,7 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
             scale: None,
             inside,
             is_prepared: false,
+            progress: UpdateProgress::default(),
         }
     }
 
@@ -232,6 +236,17 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
         self.inside.updates
     }
 
+    /// A handle on how far it is, which stays valid when it moves into a Learner.
+    pub fn progress(&self) -> UpdateProgress {
+        self.progress.clone()
+    }
+
+    /// A learning rate that advances once an update, and not within a window or when a step is
+    /// skipped, although the Learner asks for it with each micro-batch.
+    pub fn per_update<S>(&self, schedule: S) -> PerUpdate<S> {
+        PerUpdate::new(schedule, &self.progress)
+    }
+
     /// Differentiates a loss of `model`: a tensor, or burn-accum's `Counted`. The loss is scaled if
     /// the update has a scale and the backend is burn-amp's `Autocast`; the gradients are the true
     /// ones.
@@ -259,7 +274,15 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
         model: M,
         gradients: impl Into<Arrived>,
     ) -> Result<M, UpdateError> {
-        self.advance(lr, model, Some(gradients.into()))
+        let mut arrived: Arrived = gradients.into();
+        let Some(request) = arrived.take_request::<B::InnerBackend>() else {
+            return self.advance(lr, model, Some(arrived));
+        };
+        self.progress.answer();
+        match request {
+            Request::Answer => Ok(model),
+            Request::Flush => self.flush(lr, model),
+        }
     }
 
     /// Applies a window that is not complete, with its true weights: for the end of an epoch or of
@@ -273,6 +296,17 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
     }
 
     fn advance(
+        &mut self,
+        lr: LearningRate,
+        model: M,
+        arrived: Option<Arrived>,
+    ) -> Result<M, UpdateError> {
+        let model = self.run(lr, model, arrived)?;
+        self.progress.set_updates(self.inside.updates);
+        Ok(model)
+    }
+
+    fn run(
         &mut self,
         lr: LearningRate,
         model: M,
@@ -373,6 +407,7 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
     /// Continues with this number of updates.
     pub(crate) fn set_updates(&mut self, updates: u64) {
         self.inside.updates = updates;
+        self.progress.set_updates(updates);
     }
 
     /// Whether it has a scale that is enabled, and whether it has an accumulation.
@@ -509,6 +544,7 @@ impl<M: AutodiffModule<B>, B: AutodiffBackend> Clone for Update<M, B> {
                 updates: self.inside.updates,
             },
             is_prepared: self.is_prepared,
+            progress: self.progress.clone(),
         }
     }
 }

@@ -42,5 +42,13 @@ impl SkippedStepsMetric {
     }
 }
 
+/// What a training shows of a scaler.
+pub(crate) fn gauges(scaler: &GradScaler) -> Vec<Gauge> {
+    vec![
+        LossScaleMetric::new(scaler).0,
+        SkippedStepsMetric::new(scaler).0,
+    ]
+}
+
 gauge_metric!(LossScaleMetric);
 gauge_metric!(SkippedStepsMetric);

@@ -2,11 +2,13 @@
 
 use burn::tensor::Device;
 use burn::tensor::backend::AutodiffBackend;
+use burn_decorator::gauge::Gauge;
 use burn_update::{IntoScale, PartState, Scale, Stateful, Step, UpdateError};
 
 use super::active::{Said, saying};
 use super::config::GradScalerConfig;
 use super::handle::GradScaler;
+use super::metric;
 use super::shared_scale::{self, OptimizerId};
 use super::state::{Counters, ScalerState};
 use crate::policy::{Off, autocast};
@@ -59,6 +61,10 @@ impl From<AmpError> for UpdateError {
 impl<B: AutodiffBackend> Stateful<B> for UpdateScale {
     fn name(&self) -> String {
         SCALE.to_owned()
+    }
+
+    fn gauges(&self) -> Vec<Gauge> {
+        metric::gauges(&self.scaler)
     }
 
     fn save(&self) -> Option<PartState> {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use burn::optim::GradientsParams;
 use burn::tensor::Device;
 use burn::train::{Learner, LearningComponentsTypes, TrainingBackend, TrainingComponents};
+use burn_decorator::gauge::Gauge;
 use burn_decorator::message::{self, Message};
 use burn_ranks::ProcessGroup;
 
@@ -39,6 +40,11 @@ pub trait Driver<LC: LearningComponentsTypes>: Send + Sync {
     /// begins with an epoch, as Burn's.
     fn position(&self) -> Option<Position> {
         None
+    }
+
+    /// What a training shows of the optimizer.
+    fn gauges(&self) -> Vec<Gauge> {
+        Vec::new()
     }
 }
 

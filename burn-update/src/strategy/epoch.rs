@@ -10,6 +10,7 @@ use burn::train::{
 };
 
 use super::driver::RankDriver;
+use super::pace::StepClock;
 use super::rank::{Batches, Rank, Rank0, StepStatus, Stretch};
 use super::{TrainItem, TrainMetrics, ValidItem};
 use crate::UpdateError;
@@ -49,6 +50,10 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         let mut steps = 0;
         let mut status = StepStatus::default();
         let mut progress = Progress::new(0, items);
+        let done = self.of_all_ranks(&batches.progress(), items);
+        let is_measured = self.group.rank() == 0;
+        let pace = is_measured.then(|| self.run.pace.clone());
+        let mut clock = StepClock::start(pace, done.items_processed);
         let mut shown = Shown::default();
         loop {
             // Before the next batch is loaded, and after a step, as Burn does.
@@ -58,7 +63,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
             // The same on all ranks, as all make the same updates.
             let is_due = steps > 0 && self.is_due(driver, stretch);
             let batch = match status.interrupted {
-                None if !is_due => batches.next(),
+                None if !is_due => clock.wait(|| batches.next()),
                 _ => None,
             };
             status.has_batch = batch.is_some();
@@ -86,6 +91,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
                 }
                 return Ok(Ended::Data);
             };
+            self.seed();
             steps += 1;
             self.steps += 1;
             stretch.steps += 1;
@@ -94,6 +100,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
             progress = self.of_all_ranks(&batches.progress(), items);
             let output = self.learner.train_step(batch);
             self.learner.optimizer_step(output.grads);
+            clock.step(progress.items_processed);
 
             // Fewer than before if a scaler has undone an update.
             let updates = driver.updates();

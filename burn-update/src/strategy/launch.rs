@@ -77,6 +77,8 @@ impl<LC: LearningComponentsTypes + 'static> UpdateStrategy<LC> {
             last_epoch: components.num_epochs,
             counting: self.counting,
             tail: self.tail,
+            seed: self.seed,
+            pace: self.pace.clone(),
             order: order.into(),
             begins_at_epoch: self.train_loader.is_some(),
             train_metrics: self.train_metrics,

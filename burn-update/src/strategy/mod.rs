@@ -6,7 +6,9 @@
 //! | `rank` | one rank's training: epochs or intervals, with their decisions |
 //! | `epoch` | the steps, and the validation |
 //! | `driver` | what the loop asks of the optimizer inside the Learner |
+//! | `of_update` | ... if that is an update |
 //! | `data`, `sampler`, `loader` | which rank reads which items, in which order |
+//! | `pace` | how fast it goes: the usual metrics |
 //! | `items`, `summed` | outputs of models on their way to rank 0, which computes the metrics |
 
 mod data;
@@ -15,11 +17,14 @@ mod epoch;
 mod items;
 mod launch;
 mod loader;
+mod of_update;
+mod pace;
 mod rank;
 mod sampler;
 mod silent;
 mod summed;
 
+use core::num::NonZeroU64;
 use std::sync::Arc;
 
 use burn::module::AutodiffModule;
@@ -34,14 +39,17 @@ use burn_ranks::{GroupOptions, ProcessGroup};
 pub use driver::{Driver, EpochTail, Position, RankDriver, WriteRecord};
 pub use items::RankItem;
 pub use loader::{EpochItems, RankLoader, SampledLoader};
+pub use pace::TrainingMetrics;
 pub use sampler::{DistributedSampler, EpochOfRank, Tail};
 pub use silent::SilentRenderer;
 pub use summed::{BatchSums, SummedOutput};
 
+use crate::UpdateError;
 use crate::error::raise;
 use driver::Counting;
 use items::Format;
 use launch::Fitted;
+use pace::Pace;
 
 type TrainInput<LC> = <TrainingModel<LC> as TrainStep>::Input;
 type TrainItem<LC> = <TrainingModel<LC> as TrainStep>::Output;
@@ -52,11 +60,57 @@ type TrainData<LC> = Arc<dyn RankLoader<TrainingBackend<LC>, TrainInput<LC>>>;
 /// process each. burn-accum's `AccumulatingStrategy` and burn-zero's `ZeroStrategy` are this loop
 /// for their optimizers.
 ///
+/// ```
+/// # use std::{fmt::Display, sync::Arc};
+/// # use burn::{backend::Autodiff, data::dataloader::DataLoader, module::AutodiffModule, optim::AdamWConfig};
+/// # use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
+/// # use burn::train::{InferenceStep, Learner, SupervisedTraining, TrainStep};
+/// # use burn_flex::Flex;
+/// # type B = Autodiff<Flex>;
+/// # fn train<M>(
+/// #     model: M,
+/// #     train: Arc<dyn DataLoader<B, M::Input>>,
+/// #     valid: Arc<dyn DataLoader<Flex, <M::InnerModule as InferenceStep>::Input>>,
+/// # ) -> Result<(), burn_update::UpdateError>
+/// # where
+/// #     M: TrainStep + AutodiffModule<B> + Display + 'static,
+/// #     M::InnerModule: InferenceStep,
+/// # {
+/// use burn_accum::AccumConfig;
+/// use burn_update::Update;
+/// # let cosine = CosineAnnealingLrSchedulerConfig::new(1e-3, 10_000).init().unwrap();
+///
+/// let update = Update::new(AdamWConfig::new().init()).accumulate(AccumConfig::mean(8))?;
+/// let strategy = update.strategy().until_updates(10_000).validate_every(500)?;
+/// let schedule = update.per_update(cosine);
+///
+/// SupervisedTraining::new("artifacts", train, valid)
+///     .with_training_strategy(strategy.into())
+///     .launch(Learner::new(model, update, schedule));
+/// # Ok(())
+/// # }
+/// ```
+///
 /// With one rank it is Burn's training on one device, bit for bit: model, metrics, records,
 /// validation, events, resuming, early stopping, interrupter. There are two differences. A window
 /// of micro-batches that is open at the end of an epoch is applied with its true weights, before
 /// the model is validated and recorded. Early stopping and the choice of records wait for the
 /// metrics of an epoch's last items; Burn may decide before.
+///
+/// # By epochs or by updates
+///
+/// As in Burn an epoch is a pass over the data, after which the model is validated and recorded.
+/// [`validate_every`](Self::validate_every) puts an interval of updates in its place, and
+/// [`until_updates`](Self::until_updates) ends the training. `iteration` in Burn's progress counts
+/// the updates of the epoch or interval before the item was shown, where Burn counts batches.
+///
+/// A training that is resumed within an epoch (`SupervisedTraining::checkpoint`) goes on with the
+/// next batch: the record of an [`Update`](crate::Update) says which it is. It is bit for bit the
+/// training that was not stopped if the loader gives the same batches in the same order: Burn's
+/// loader with at most one worker, made anew with the same seed, or a [`SampledLoader`]; with
+/// dropout, [`with_seed`](Self::with_seed) too. The batches before are loaded and left out, and of
+/// each epoch before, with a shuffling loader of Burn's, one. Records of wrapped optimizers
+/// (`MultiSteps`, `ZeroOptimizer`) do not say it: resume these at epochs.
 ///
 /// # Data
 ///
@@ -97,6 +151,8 @@ pub struct UpdateStrategy<LC: LearningComponentsTypes> {
     valid_format: Option<Format<ValidItem<LC>>>,
     tail: EpochTail,
     counting: Counting,
+    seed: Option<u64>,
+    pace: Pace,
 }
 
 /// Of whose batches the metrics of training are.
@@ -126,6 +182,8 @@ impl<LC: LearningComponentsTypes> UpdateStrategy<LC> {
             valid_format: None,
             tail: EpochTail::default(),
             counting: Counting::default(),
+            seed: None,
+            pace: Pace::default(),
         }
     }
 
@@ -197,6 +255,82 @@ impl<LC: LearningComponentsTypes> UpdateStrategy<LC> {
     #[must_use]
     pub fn with_tail(mut self, tail: EpochTail) -> Self {
         self.tail = tail;
+        self
+    }
+
+    /// Ends after so many updates since the training began, those before a resumption included,
+    /// also within an epoch: as many passes over the data as that takes, whatever
+    /// `SupervisedTraining::num_epochs` is.
+    #[must_use]
+    pub fn until_updates(mut self, updates: u64) -> Self {
+        self.counting.until = Some(updates);
+        self
+    }
+
+    /// Validates after every so many updates, also within an epoch, and then lets Burn's
+    /// checkpointing strategy record, and early stopping decide. Such an interval takes the place of
+    /// an epoch in all that is numbered: metrics, records, `SupervisedTraining::checkpoint`, the
+    /// progress, whose last number is an estimate unless [`until_updates`](Self::until_updates) says
+    /// it. The last interval may be shorter.
+    ///
+    /// # Errors
+    ///
+    /// [`UpdateError::InvalidValue`] if it is 0.
+    pub fn validate_every(mut self, updates: usize) -> Result<Self, UpdateError> {
+        let Some(interval) = NonZeroU64::new(updates as u64) else {
+            return Err(UpdateError::InvalidValue {
+                name: "updates between two validations",
+                value: 0.0,
+                expected: "at least 1",
+            });
+        };
+        self.counting.interval = Some(interval);
+        Ok(self)
+    }
+
+    /// The metrics that people look at, for the Learner's renderer, its files and TensorBoard: the
+    /// time of a step, items a second, the share of the time that waits for data, updates, and what
+    /// the parts of the update show: gradient norm, loss scale, skipped steps. They are of the last
+    /// step when Burn computes metrics, which it does on another thread.
+    ///
+    /// ```
+    /// # use burn::{backend::Autodiff, module::AutodiffModule, optim::AdamWConfig};
+    /// # use burn::lr_scheduler::constant::ConstantLr;
+    /// # use burn::train::{InferenceStep, Learner, LearningComponentsMarker, SupervisedTraining, TrainStep};
+    /// # use burn_flex::Flex;
+    /// # use std::fmt::Display;
+    /// # type B = Autodiff<Flex>;
+    /// # use burn_update::{Update, UpdateError};
+    /// # fn train<M>(
+    /// #     model: M,
+    /// #     training: SupervisedTraining<LearningComponentsMarker<B, ConstantLr, M, Update<M, B>>>,
+    /// # ) -> Result<(), UpdateError>
+    /// # where
+    /// #     M: TrainStep + AutodiffModule<B> + Display + Send + 'static,
+    /// #     M::InnerModule: InferenceStep,
+    /// # {
+    /// use burn_accum::ClipByNorm;
+    ///
+    /// let update = Update::new(AdamWConfig::new().init()).clip_norm(1.0)?;
+    /// let strategy = update.strategy();
+    /// let training = training.metrics(strategy.metrics());
+    /// training.with_training_strategy(strategy.into()).launch(Learner::new(model, update, ConstantLr::new(1e-3)));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn metrics(&self) -> TrainingMetrics {
+        let mut gauges = self.pace.gauges().to_vec();
+        gauges.extend(self.driver.gauges());
+        TrainingMetrics { gauges }
+    }
+
+    /// Seeds the backend's random generator before each step, by this seed, the epoch, the batch and
+    /// the rank, so that dropout draws the same masks in a training that is resumed as in one that
+    /// was not stopped. Records contain no generator. Ranks that are threads of one program share a
+    /// CPU's generator, and draw in the order in which they come.
+    #[must_use]
+    pub fn with_seed(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
         self
     }
 }

@@ -4,13 +4,15 @@
 use std::sync::Arc;
 
 use burn::data::dataloader::{DataLoaderIterator, Progress};
-use burn::tensor::{Device, backend::DeviceOps};
+use burn::tensor::Device;
+use burn::tensor::backend::{Backend, DeviceOps};
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{
     CloneEarlyStoppingStrategy, EventProcessorTraining, Interrupter, Learner, LearnerEvent,
     LearningCheckpointer, LearningComponentsTypes, SupervisedTrainingEventProcessor, TrainLoader,
     TrainingBackend, TrainingModel, ValidLoader,
 };
+use burn_decorator::split_mix;
 use burn_ranks::{ProcessGroup, finish_first};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -18,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use super::driver::{Counting, Driver, EpochTail, Position, RankDriver, WriteRecord};
 use super::epoch::Ended;
 use super::items::Items;
+use super::pace::Pace;
 use super::{TrainInput, TrainItem, TrainMetrics, ValidItem};
 use crate::UpdateError;
 
@@ -52,6 +55,10 @@ pub(super) struct Run<LC: LearningComponentsTypes> {
     pub(super) last_epoch: usize,
     pub(super) counting: Counting,
     pub(super) tail: EpochTail,
+    /// Of the backend's generator, if each step draws numbers of its own.
+    pub(super) seed: Option<u64>,
+    /// What rank 0 measures.
+    pub(super) pace: Pace,
     /// Of the training data, as a text to compare; empty for a loader of Burn's.
     pub(super) order: Arc<str>,
     /// Whether the loader begins with the epoch that a training is resumed in.
@@ -65,6 +72,7 @@ impl<LC: LearningComponentsTypes> Clone for Run<LC> {
             driver: self.driver.clone(),
             interrupter: self.interrupter.clone(),
             store: self.store.clone(),
+            pace: self.pace.clone(),
             order: self.order.clone(),
             ..*self
         }
@@ -285,6 +293,17 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
             "the record was made after {done} batches of epoch {epoch}, but the data has only {skipped}: resume with the data, \
              the size of batches and the number of ranks that the training had"
         )))
+    }
+
+    /// Seeds the backend for the next step.
+    pub(super) fn seed(&self) {
+        let Some(seed) = self.run.seed else { return };
+        let Position { epoch, batches } = self.position;
+        let place = [epoch, batches, self.group.rank()];
+        let of_step = place
+            .into_iter()
+            .fold(seed, |seed, number| split_mix::output(seed, number as u64));
+        TrainingBackend::<LC>::seed(&self.device, of_step);
     }
 
     /// Checks that the ranks' trainings agree. Returns the number of items of all ranks in an

@@ -148,6 +148,19 @@ model = update.step(lr, model, gradients)?;
     Ok(())
 }
 
+fn burn_update_in_the_learner(update: Update<Model<Base>, Base>, model: Model<Base>, train: Loader<Base>, valid: Loader<Cuda>) -> Done {
+    let schedule = 1e-3;
+
+let strategy = update.strategy().until_updates(10_000).validate_every(500)?; // without: by epochs, as Burn
+let schedule = update.per_update(schedule);
+SupervisedTraining::new("run", train, valid)
+    .metrics(strategy.metrics())
+    .with_training_strategy(strategy.into())
+    .launch(Learner::new(model, update, schedule));
+
+    Ok(())
+}
+
 fn burn_update_groups<B: AutodiffBackend>(in_blocks: fn(&str, &[usize]) -> bool) {
     let adamw = AdamWConfig::new();
     let no_decay = AdamWConfig::new().with_weight_decay(0.0);

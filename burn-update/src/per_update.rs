@@ -9,7 +9,7 @@ use burn::{
 use burn_decorator::ranks::SharedFn;
 use serde::{Deserialize, Serialize};
 
-use crate::UpdateCounter;
+use crate::CountsUpdates;
 
 /// A scheduler that advances once per update. It may be stepped for every micro-batch, as Burn's
 /// `Learner` does, but does not advance within a window or when an update was skipped (as
@@ -17,21 +17,22 @@ use crate::UpdateCounter;
 ///
 /// ```
 /// use burn::{lr_scheduler::{LrScheduler, linear::LinearLrSchedulerConfig}, nn::Linear};
-/// use burn::{backend::Autodiff, optim::{GradientsParams, Optimizer, SgdConfig}, prelude::*};
-/// use burn_accum::{AccumConfig, MultiSteps, PerUpdate};
+/// use burn::{backend::Autodiff, optim::{GradientsParams, SgdConfig}, prelude::*};
+/// use burn_accum::AccumConfig;
+/// use burn_update::Update;
 ///
 /// type B = Autodiff<burn_flex::Flex>;
 /// let mut model: Linear<B> = nn::LinearConfig::new(4, 2).init(&Default::default());
-/// let mut optimizer = MultiSteps::new(SgdConfig::new().init(), AccumConfig::mean(2))?;
+/// let mut update = Update::new(SgdConfig::new().init()).accumulate(AccumConfig::mean(2))?;
 ///
 /// let falling = LinearLrSchedulerConfig::new(0.3, 0.1, 2).init().unwrap();
-/// let mut scheduler = PerUpdate::new(falling, &optimizer.updates());
+/// let mut schedule = update.per_update(falling);
 /// for expected in [0.3, 0.3, 0.2, 0.2, 0.1] {
-///     let lr = scheduler.step();
+///     let lr = schedule.step();
 ///     assert!((lr - expected).abs() < 1e-12);
-///     model = optimizer.step(lr, model, GradientsParams::new());
+///     model = update.step(lr, model, GradientsParams::new())?;
 /// }
-/// # Ok::<(), burn_accum::AccumError>(())
+/// # Ok::<(), burn_update::UpdateError>(())
 /// ```
 #[derive(Clone)]
 pub struct PerUpdate<S> {
@@ -53,9 +54,13 @@ enum State {
 }
 
 impl<S> PerUpdate<S> {
-    /// Follows the updates of a [`MultiSteps`](crate::MultiSteps): see its
-    /// [`updates`](crate::MultiSteps::updates).
-    pub fn new(inner: S, updates: &UpdateCounter) -> Self {
+    /// Follows the updates of an [`Update`](crate::Update), of whose
+    /// [`progress`](crate::Update::progress) this is a count, or of a `MultiSteps`: of its
+    /// `updates()`. [`Update::per_update`](crate::Update::per_update) makes it.
+    pub fn new<C>(inner: S, updates: &C) -> Self
+    where
+        C: CountsUpdates + Clone + Send + Sync + 'static,
+    {
         let updates = updates.clone();
         Self::from_fn(inner, move || updates.updates())
     }
@@ -66,7 +71,7 @@ impl<S> PerUpdate<S> {
     /// ```
     /// # use burn::lr_scheduler::constant::ConstantLr;
     /// # use burn_amp::GradScaler;
-    /// # use burn_accum::PerUpdate;
+    /// # use burn_update::PerUpdate;
     /// let scaler = GradScaler::default();
     /// let taken = {
     ///     let scaler = scaler.clone();
