@@ -1,5 +1,6 @@
 //! What the loop asks of the optimizer inside a Learner, which the Learner does not expose.
 
+use core::fmt;
 use core::num::NonZeroU64;
 use std::sync::Arc;
 
@@ -164,4 +165,17 @@ pub(super) struct Counting {
     pub(super) until: Option<u64>,
     /// Updates that take the place of an epoch.
     pub(super) interval: Option<NonZeroU64>,
+}
+
+/// As the end of a text that ranks compare; empty for a training by epochs.
+impl fmt::Display for Counting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(until) = self.until {
+            write!(f, ", until {until} updates")?;
+        }
+        if let Some(interval) = self.interval {
+            write!(f, ", in intervals of {interval} updates")?;
+        }
+        Ok(())
+    }
 }

@@ -137,19 +137,8 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
                     self.end_data(driver, ended)?;
                 }
                 driver.set_position(self.position);
-                let is_over = ended == Ended::Interrupted || self.is_over(driver);
-                let by_updates = self.run.counting.interval.is_some();
-                let is_closed = match ended {
-                    Ended::Interrupted => true,
-                    Ended::Interval => true,
-                    // The update that ends an epoch may end the training, or the interval.
-                    Ended::Data if by_updates => {
-                        stretch.steps > 0 && (is_over || self.is_due(driver, &stretch))
-                    }
-                    Ended::Data => true,
-                };
-                goes_on = !is_over;
-                if is_closed {
+                goes_on = ended != Ended::Interrupted && !self.is_over(driver);
+                if self.is_closed(driver, &stretch, ended) {
                     goes_on &= self.close(driver, &stretch)?;
                     stretch = Stretch::new(stretch.number + 1, self.updates(driver));
                 }
@@ -185,6 +174,18 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
             self.position = Position::epoch(self.position.epoch + 1);
         }
         Ok(())
+    }
+
+    /// Whether the epoch ends here, or the interval of updates that is in its place: with the update
+    /// that ends an epoch it may, and with the last epoch it does, unless it has just ended.
+    fn is_closed(&self, driver: &dyn RankDriver<LC>, stretch: &Stretch, ended: Ended) -> bool {
+        let is_by_updates = self.run.counting.interval.is_some();
+        match ended {
+            Ended::Data if is_by_updates => {
+                stretch.steps > 0 && (self.is_over(driver) || self.is_due(driver, stretch))
+            }
+            _ => true,
+        }
     }
 
     /// Whether the training has reached its last update or its last epoch.
@@ -311,8 +312,8 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
     fn check(&self) -> Result<usize, UpdateError> {
         let (train, valid) = (self.train.num_items(), self.valid.num_items());
         let text = format!(
-            "epochs {} to {}, {train} items to train on{} and {valid} to validate on",
-            self.run.first, self.run.last_epoch, self.run.order
+            "epochs {} to {}, {train} items to train on{} and {valid} to validate on{}",
+            self.run.first, self.run.last_epoch, self.run.order, self.run.counting
         );
         self.group.agree_equal("training", &text)?;
         Ok(train * self.group.world_size())
