@@ -12,7 +12,7 @@ use burn::train::{
 use super::driver::RankDriver;
 use super::pace::StepClock;
 use super::rank::{Batches, Rank, Rank0, StepStatus, Stretch};
-use super::{TrainItem, TrainMetrics, ValidItem};
+use super::{TrainInput, TrainItem, TrainMetrics, ValidItem};
 use crate::UpdateError;
 
 /// Why a stretch of training steps has ended.
@@ -44,90 +44,118 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         stretch: &mut Stretch,
         items: usize,
     ) -> Result<Ended, UpdateError> {
-        let (number, epoch) = (stretch.number, self.position.epoch);
-        log::info!("Executing training step for epoch {number}");
-        // Since an end of the data, which may be within an interval.
-        let mut steps = 0;
-        let mut status = StepStatus::default();
-        let mut progress = Progress::new(0, items);
+        log::info!("Executing training step for epoch {}", stretch.number);
         let done = self.of_all_ranks(&batches.progress(), items);
-        let is_measured = self.group.rank() == 0;
-        let pace = is_measured.then(|| self.run.pace.clone());
-        let mut clock = StepClock::start(pace, done.items_processed);
-        let mut shown = Shown::default();
+        let pace = self.rank_0.as_ref().map(|_| self.run.pace.clone());
+        let mut steps = Steps {
+            items,
+            done: 0,
+            status: StepStatus::default(),
+            progress: Progress::new(0, items),
+            shown: Shown::default(),
+            clock: StepClock::start(pace, done.items_processed),
+        };
         loop {
-            // Before the next batch is loaded, and after a step, as Burn does.
-            if steps > 0 {
-                status = status.interrupted(&self.run.interrupter);
-            }
             // The same on all ranks, as all make the same updates.
-            let is_due = steps > 0 && self.is_due(driver, stretch);
-            let batch = match status.interrupted {
-                None if !is_due => clock.wait(|| batches.next()),
-                _ => None,
-            };
-            status.has_batch = batch.is_some();
-            // Learning rates are compared as part of the label, without a message of their own.
-            let lr = self.learner.lr_current();
-            let label = format!("training, epoch {epoch}, step {steps}, lr {lr:?}");
-            let all = self.exchange(status, &label)?;
-            for (_, item) in self.train_items.collect(&*self.group, &all)? {
-                if let Some(rank_0) = &mut self.rank_0 {
-                    rank_0.show_train(item, &progress, &shown);
-                }
+            let is_due = steps.done > 0 && self.is_due(driver, stretch);
+            match self.next(batches, &mut steps, is_due)? {
+                Next::Batch(batch) => self.step(driver, batch, batches, stretch, &mut steps),
+                Next::None(ended) => return Ok(ended),
             }
-            if self.is_interrupted(&all) {
-                return Ok(Ended::Interrupted);
-            }
-            if is_due {
-                return Ok(Ended::Interval);
-            }
-            let has_batch = |status: &StepStatus| status.has_batch;
-            let Some(batch) = batch.filter(|_| all.iter().all(has_batch)) else {
-                if all.iter().any(has_batch) {
-                    burn_decorator::warn_user!(
-                        "epoch {epoch} ends after {steps} steps: a rank has no more batches"
-                    );
-                }
-                return Ok(Ended::Data);
-            };
-            self.seed();
-            steps += 1;
-            self.steps += 1;
-            stretch.steps += 1;
-            self.position.batches += 1;
-            self.learner.lr_step();
-            progress = self.of_all_ranks(&batches.progress(), items);
-            let output = self.learner.train_step(batch);
-            self.learner.optimizer_step(output.grads);
-            clock.step(progress.items_processed);
-
-            // Fewer than before if a scaler has undone an update.
-            let updates = driver.updates();
-            let made = updates.map(|all| all.saturating_sub(stretch.updates_before) as usize);
-            shown = Shown {
-                progress: self.progress(driver, stretch),
-                iteration: made.unwrap_or(stretch.steps),
-                lr: self.learner.lr_current(),
-            };
-            match made {
-                Some(made) => log::info!(
-                    "Micro-batch {}, {made} updates in epoch {number}",
-                    self.steps
-                ),
-                None => log::info!("Iteration {}", stretch.steps),
-            }
-            let is_sent = self.run.train_metrics == TrainMetrics::AllRanks;
-            match &mut self.rank_0 {
-                Some(rank_0) => rank_0.show_train(output.item, &progress, &shown),
-                None if is_sent => self.train_items.give(output.item),
-                None => {}
-            }
-            status = StepStatus {
-                has_item: is_sent,
-                ..StepStatus::default()
-            };
         }
+    }
+
+    /// The next batch, if every rank has one and none is interrupted. Shows the items of the last
+    /// step of the other ranks.
+    fn next(
+        &mut self,
+        batches: &mut Batches<'_, LC>,
+        steps: &mut Steps,
+        is_due: bool,
+    ) -> Result<Next<TrainInput<LC>>, UpdateError> {
+        let mut status = core::mem::take(&mut steps.status);
+        // Before the next batch is loaded, and after a step, as Burn does.
+        if steps.done > 0 {
+            status = status.interrupted(&self.run.interrupter);
+        }
+        let batch = match status.interrupted {
+            None if !is_due => steps.clock.wait(|| batches.next()),
+            _ => None,
+        };
+        status.has_batch = batch.is_some();
+        // Learning rates are compared as part of the label, without a message of their own.
+        let (epoch, lr) = (self.position.epoch, self.learner.lr_current());
+        let label = format!("training, epoch {epoch}, step {}, lr {lr:?}", steps.done);
+        let all = self.exchange(status, &label)?;
+        for (_, item) in self.train_items.collect(&*self.group, &all)? {
+            if let Some(rank_0) = &mut self.rank_0 {
+                rank_0.show_train(item, &steps.progress, &steps.shown);
+            }
+        }
+        if self.is_interrupted(&all) {
+            return Ok(Next::None(Ended::Interrupted));
+        }
+        if is_due {
+            return Ok(Next::None(Ended::Interval));
+        }
+        let has_batch = |status: &StepStatus| status.has_batch;
+        match batch {
+            Some(batch) if all.iter().all(has_batch) => return Ok(Next::Batch(batch)),
+            _ if all.iter().any(has_batch) => burn_decorator::warn_user!(
+                "epoch {epoch} ends after {} steps: a rank has no more batches",
+                steps.done
+            ),
+            _ => {}
+        }
+        Ok(Next::None(Ended::Data))
+    }
+
+    /// Trains on a batch, and shows it.
+    fn step(
+        &mut self,
+        driver: &dyn RankDriver<LC>,
+        batch: TrainInput<LC>,
+        batches: &Batches<'_, LC>,
+        stretch: &mut Stretch,
+        steps: &mut Steps,
+    ) {
+        self.seed();
+        steps.done += 1;
+        self.steps += 1;
+        stretch.steps += 1;
+        self.position.batches += 1;
+        self.learner.lr_step();
+        steps.progress = self.of_all_ranks(&batches.progress(), steps.items);
+        let output = self.learner.train_step(batch);
+        self.learner.optimizer_step(output.grads);
+        steps.clock.step(steps.progress.items_processed);
+
+        // Fewer than before if a scaler has undone an update.
+        let updates = driver.updates();
+        let made = updates.map(|all| all.saturating_sub(stretch.updates_before) as usize);
+        match made {
+            Some(made) => log::info!(
+                "Micro-batch {}, {made} updates in epoch {}",
+                self.steps,
+                stretch.number
+            ),
+            None => log::info!("Iteration {}", stretch.steps),
+        }
+        steps.shown = Shown {
+            progress: self.progress(driver, stretch),
+            iteration: made.unwrap_or(stretch.steps),
+            lr: self.learner.lr_current(),
+        };
+        let is_sent = self.run.train_metrics == TrainMetrics::AllRanks;
+        match &mut self.rank_0 {
+            Some(rank_0) => rank_0.show_train(output.item, &steps.progress, &steps.shown),
+            None if is_sent => self.train_items.give(output.item),
+            None => {}
+        }
+        steps.status = StepStatus {
+            has_item: is_sent,
+            ..StepStatus::default()
+        };
     }
 
     /// This rank's progress, scaled to the `items` of all ranks.
@@ -267,6 +295,25 @@ impl<LC: LearningComponentsTypes> Rank0<LC> {
             self.processor.process_valid(LearnerEvent::Start);
         }
     }
+}
+
+/// Steps without a validation between them.
+struct Steps {
+    /// Items of an epoch, of all ranks.
+    items: usize,
+    done: usize,
+    /// What the other ranks are told of the last one.
+    status: StepStatus,
+    /// Of the last one.
+    progress: Progress,
+    shown: Shown,
+    clock: StepClock,
+}
+
+/// What comes after a step.
+enum Next<T> {
+    Batch(T),
+    None(Ended),
 }
 
 /// What is shown with the items of a step.

@@ -3,6 +3,7 @@
 use std::iter::repeat_n;
 use std::sync::Arc;
 
+use burn::tensor::Device;
 use burn::train::{
     Learner, LearningComponentsTypes, SupervisedTrainingEventProcessor, TrainLoader,
     TrainingBackend, TrainingComponents, TrainingModel, ValidLoader,
@@ -46,29 +47,10 @@ impl<LC: LearningComponentsTypes + 'static> UpdateStrategy<LC> {
         self.driver.check(&components, world_size)?;
         let position = self.driver.position();
         let position = position.unwrap_or_else(|| Position::epoch(first));
-        let device = || device_of::<TrainingBackend<LC>, _>(&learner.model());
-        let devices = self.devices.clone();
-        let devices = devices.unwrap_or_else(|| vec![device(); ranks]);
-        if devices.len() != ranks {
-            let named = devices.len();
-            return Err(UpdateError::Strategy(format!(
-                "there are {named} devices for {ranks} ranks: name one for each"
-            )));
-        }
-        let (parts, order) = match &self.train_loader {
-            None => (split(&train, world_size), String::new()),
-            Some(loader) => {
-                let of_rank = |rank| {
-                    loader.of_rank(EpochOfRank {
-                        epoch: position.epoch,
-                        rank,
-                        ranks: world_size,
-                    })
-                };
-                let parts = (0..world_size).map(of_rank).collect();
-                (parts, format!(", in the order of {}", loader.description()))
-            }
-        };
+        let devices = self.devices_of(&learner, ranks)?;
+        let parts = self.training_parts(&train, world_size, position.epoch);
+        let order = self.train_loader.as_ref();
+        let order = order.map(|loader| format!(", in the order of {}", loader.description()));
         let run = Run {
             driver: self.driver.clone(),
             interrupter: components.interrupter,
@@ -79,7 +61,7 @@ impl<LC: LearningComponentsTypes + 'static> UpdateStrategy<LC> {
             tail: self.tail,
             seed: self.seed,
             pace: self.pace.clone(),
-            order: order.into(),
+            order: order.unwrap_or_default().into(),
             begins_at_epoch: self.train_loader.is_some(),
             train_metrics: self.train_metrics,
         };
@@ -119,6 +101,49 @@ impl<LC: LearningComponentsTypes + 'static> UpdateStrategy<LC> {
         let silent = rank_0.map(|silent| silent.processor);
         let processor = shown.or(silent).expect("a process has one processor");
         Ok((model, processor))
+    }
+
+    /// The device of each rank of this program.
+    ///
+    /// # Errors
+    ///
+    /// [`UpdateError::Strategy`] if the user has named another number of them.
+    fn devices_of(
+        &self,
+        learner: &Learner<LC>,
+        ranks: usize,
+    ) -> Result<Vec<Device<TrainingBackend<LC>>>, UpdateError> {
+        let Some(devices) = &self.devices else {
+            let device = device_of::<TrainingBackend<LC>, _>(&learner.model());
+            return Ok(vec![device; ranks]);
+        };
+        if devices.len() == ranks {
+            return Ok(devices.clone());
+        }
+        Err(UpdateError::Strategy(format!(
+            "there are {} devices for {ranks} ranks: name one for each",
+            devices.len()
+        )))
+    }
+
+    /// The training data of each rank, beginning with this epoch where a loader knows epochs.
+    fn training_parts(
+        &self,
+        train: &TrainLoader<LC>,
+        world_size: usize,
+        epoch: usize,
+    ) -> Vec<TrainLoader<LC>> {
+        let Some(loader) = &self.train_loader else {
+            return split(train, world_size);
+        };
+        let of_rank = |rank| {
+            loader.of_rank(EpochOfRank {
+                epoch,
+                rank,
+                ranks: world_size,
+            })
+        };
+        (0..world_size).map(of_rank).collect()
     }
 }
 

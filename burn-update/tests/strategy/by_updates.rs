@@ -1,7 +1,12 @@
 //! It ends after so many updates, and is validated and recorded every so many.
 
-use crate::model::{Model, bits};
-use crate::{shuffled, trained};
+use burn::optim::AdamWConfig;
+use burn_amp::GradScalerConfig;
+use burn_update::Update;
+
+use crate::learner::{B, MICRO_BATCH, Setup, train};
+use crate::model::{Model, bits, rows};
+use crate::{falling, shuffled, trained};
 
 /// Windows of two micro-batches: an epoch of six has three updates.
 #[test]
@@ -72,4 +77,33 @@ fn intervals_of_epochs_end_with_the_data() {
         let whole = trained(&start, shuffled(2), |strategy| strategy);
         assert_eq!(bits(&parts.model), bits(&whole.model));
     }
+}
+
+/// A micro-batch with a gradient that is not finite is dropped under a scale: it makes the update
+/// come later, and the training longer.
+#[test]
+fn what_is_skipped_is_not_counted() {
+    let _turn = crate::turn();
+    let shown = |bad: Option<usize>| {
+        let update = Update::new(AdamWConfig::new().init());
+        let update = update.scale(GradScalerConfig::default()).unwrap();
+        let strategy = update.strategy().until_updates(4);
+        let mut setup = Setup::new(rows(0, 8 * MICRO_BATCH), 1);
+        if let Some(bad) = bad {
+            setup.train[bad].weight = f32::INFINITY;
+        }
+        let schedule = update.per_update(falling());
+        let progress = update.progress();
+        let strategy = Some(strategy.into());
+        let outcome = train(Model::<B>::new(), update, schedule, setup, strategy);
+        assert_eq!(progress.updates(), 4);
+        let items = outcome.watch.shown("item train: ").len();
+        (items, outcome.watch.learning_rates())
+    };
+    let (items, rates) = shown(None);
+    assert_eq!(items, 4);
+    let (items, longer) = shown(Some(MICRO_BATCH + 1));
+    assert_eq!(items, 5);
+    // The schedule waits, too.
+    assert_eq!(longer, [rates[0], rates[1], rates[1], rates[2], rates[3]]);
 }

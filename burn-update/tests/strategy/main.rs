@@ -11,6 +11,7 @@ mod by_updates;
 mod equal;
 #[path = "../../../burn-accum/tests/strategy/learner.rs"]
 mod learner;
+mod loaders;
 mod metrics;
 #[path = "../../../burn-accum/tests/strategy/model.rs"]
 mod model;
