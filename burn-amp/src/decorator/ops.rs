@@ -78,6 +78,13 @@ pub(super) struct Row {
     computes: bool,
 }
 
+impl Row {
+    /// The same row in another class.
+    pub(super) fn with_class(self, class: Cast) -> Self {
+        Self { class, ..self }
+    }
+}
+
 /// Whether an operation of a work class computes with its operands: one that moves or reads them
 /// gains nothing in f32.
 const fn computes(work: &str) -> bool {
@@ -105,6 +112,7 @@ macro_rules! method {
         }
     };
     // Whose formula in Burn fails in a low type.
+    ($class:ident $work:ident float_matmul $($row:tt)*) => { method! { @stable $class $work float_matmul $($row)* } };
     ($class:ident $work:ident float_mul_scalar $($row:tt)*) => { method! { @stable $class $work float_mul_scalar $($row)* } };
     ($class:ident $work:ident float_div_scalar $($row:tt)*) => { method! { @stable $class $work float_div_scalar $($row)* } };
     ($class:ident $work:ident float_add_scalar $($row:tt)*) => { method! { @stable $class $work float_add_scalar $($row)* } };

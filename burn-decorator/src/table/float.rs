@@ -30,7 +30,8 @@ macro_rules! float_ops {
             keep    cheap   float_div_scalar(lhs: Float, rhs: [Scalar]) -> Float;
             promote math    float_remainder(lhs: Float, rhs: Float) -> Float;
             keep    math    float_remainder_scalar(lhs: Float, rhs: [Scalar]) -> Float;
-            lower   compute float_matmul(lhs: Float, rhs: Float) -> Float;
+            lower   compute float_matmul(lhs: Float, rhs: Float) -> Float
+                    = "A column times a row adds nothing up: it is a product of elements, in the widest type of its operands, as `float_mul`.";
             promote cheap   float_cross(lhs: Float, rhs: Float, dim: [usize]) -> Float;
             keep    cheap   float_neg(tensor: Float) -> Float;
             full    cheap   float_recip(tensor: Float) -> Float

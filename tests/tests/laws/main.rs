@@ -9,6 +9,7 @@ mod links;
 mod mixed_operands;
 mod numerics;
 mod operands;
+mod outer_products;
 mod precision;
 mod sharded;
 mod table;

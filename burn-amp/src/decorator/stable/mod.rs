@@ -13,10 +13,11 @@
 //!   in the low type is worse (`native.rs` asks it). The slope is kept in the low type.
 //! - **again from the operands** (`../origin.rs`): the result is computed as ever, and in f32 where
 //!   an f32 operation takes it.
+//! - **in another class** (`outer.rs`): what is no sum of products is not lowered.
 //!
-//! `activation.rs`, `combine.rs`, `function.rs`, `number.rs`, `product.rs`, `quotient.rs` and
-//! `view.rs` are the operations; `accurate.rs` are functions in f32 that keep their digits near
-//! zero.
+//! `activation.rs`, `combine.rs`, `function.rs`, `number.rs`, `outer.rs`, `product.rs`,
+//! `quotient.rs` and `view.rs` are the operations; `accurate.rs` are functions in f32 that keep
+//! their digits near zero.
 
 mod accurate;
 mod activation;
@@ -25,6 +26,7 @@ mod function;
 mod low;
 mod native;
 mod number;
+mod outer;
 mod product;
 mod quotient;
 mod slope;
@@ -47,6 +49,7 @@ pub(super) use number::{
     float_abs, float_add_scalar, float_clamp, float_clamp_max, float_clamp_min, float_div_scalar,
     float_mul_scalar, float_neg, float_sub_scalar, leaky_relu, scaled,
 };
+pub(super) use outer::float_matmul;
 pub(super) use product::{float_prod, float_prod_dim};
 pub(super) use quotient::{float_div, float_remainder, float_remainder_scalar};
 pub(super) use view::{

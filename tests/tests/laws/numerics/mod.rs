@@ -31,7 +31,7 @@ struct Known {
     why: &'static str,
 }
 
-const KNOWN: [Known; 5] = [
+const KNOWN: [Known; 3] = [
     Known {
         case: "gelu_approximate",
         allowed: |exact| if exact > 1.7e38 { f64::INFINITY } else { 0.0 },
@@ -46,16 +46,6 @@ const KNOWN: [Known; 5] = [
         case: "bce_with_logits",
         allowed: |_| f64::from(f32::EPSILON),
         why: "burn-nn adds two gradients of magnitude 1 in f32: off by 1.2e-7",
-    },
-    Known {
-        case: "det_4",
-        allowed: |_| 0.05,
-        why: "from four rows on burn-tensor eliminates with products of matrices, which are lowered: compute it in `autocast::<Off, _>(|| ..)`",
-    },
-    Known {
-        case: "lu",
-        allowed: |_| 0.05,
-        why: "burn-tensor eliminates with products of matrices, which are lowered: compute it in `autocast::<Off, _>(|| ..)`",
     },
 ];
 
