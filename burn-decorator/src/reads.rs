@@ -12,6 +12,7 @@ use core::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
+use burn_backend::ops::TransactionPrimitive;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{
     Backend, ExecutionError, Shape, StreamId, TensorData, TensorMetadata, read_sync,
@@ -122,7 +123,9 @@ pub fn finish_reads() {
 /// # Errors
 ///
 /// [`ReadError::Backend`], [`ReadError::Panicked`].
-pub fn wait_for_read(read: impl Future<Output = Result<TensorData, ExecutionError>>) -> Read {
+pub fn wait_for_read<T>(
+    read: impl Future<Output = Result<T, ExecutionError>>,
+) -> Result<T, ReadError> {
     match catch_unwind(AssertUnwindSafe(|| read_sync(read))) {
         Ok(Ok(data)) => Ok(data),
         Ok(Err(error)) => Err(ReadError::Backend(error.to_string())),
@@ -169,6 +172,41 @@ impl HostRead {
         let read = reading_stream(StreamId::current())
             .executes(|| B::float_into_data(B::float_reshape(tensor, view_shape(&shape))));
         Self::of(async move { Ok(in_shape(read.await?, shape)) })
+    }
+
+    /// Starts the copies of several tensors as one read, which waits for the device once: see
+    /// [`start`](Self::start). None of them is there before all are.
+    pub fn start_together<B: Backend>(tensors: Vec<FloatTensor<B>>) -> Vec<Self> {
+        let shapes: Vec<Shape> = tensors.iter().map(TensorMetadata::shape).collect();
+        let read = reading_stream(StreamId::current()).executes(|| {
+            let views = tensors.into_iter().zip(&shapes);
+            let views = views.map(|(tensor, shape)| B::float_reshape(tensor, view_shape(shape)));
+            let views = views.collect();
+            B::tr_execute(TransactionPrimitive::new(views, vec![], vec![], vec![]))
+        });
+        let (mut senders, mut reads) = (Vec::new(), Vec::new());
+        for _ in &shapes {
+            let (sender, receiver): (SyncSender<Read>, _) = sync_channel(1);
+            senders.push(sender);
+            reads.push(Self(Progress::Underway(receiver)));
+        }
+        on_reader(move || {
+            // Whoever started them may not want them any more.
+            match wait_for_read(read) {
+                Ok(data) => {
+                    let read = data.read_floats.into_iter().zip(shapes);
+                    for (sender, (data, shape)) in senders.into_iter().zip(read) {
+                        let _ = sender.send(Ok(in_shape(data, shape)));
+                    }
+                }
+                Err(error) => {
+                    for sender in senders {
+                        let _ = sender.send(Err(error.clone()));
+                    }
+                }
+            }
+        });
+        reads
     }
 
     /// Waits for a read [on this thread's reader](on_reader), and not here. It reads what belongs
@@ -230,6 +268,9 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
+    use burn_backend::ops::FloatTensorOps;
+    use burn_flex::Flex;
+
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(20);
@@ -255,6 +296,21 @@ mod tests {
         let (sender, ran) = channel();
         on_reader(move || sender.send(()).unwrap());
         assert_eq!(ran.recv_timeout(PATIENCE), Ok(()));
+    }
+
+    #[test]
+    fn tensors_that_are_read_together_keep_their_shapes_and_order() {
+        let data = [
+            TensorData::from([[1.0f32, 2.0], [3.0, 4.0]]),
+            TensorData::from([5.0f32]),
+        ];
+        let tensors = data
+            .iter()
+            .map(|data| Flex::float_from_data(data.clone(), &Default::default()));
+        let reads = HostRead::start_together::<Flex>(tensors.collect());
+        let read: Vec<Read> = reads.into_iter().map(HostRead::wait).collect();
+        assert_eq!(read, data.map(Ok));
+        assert!(HostRead::start_together::<Flex>(Vec::new()).is_empty());
     }
 
     #[test]

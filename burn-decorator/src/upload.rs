@@ -37,9 +37,9 @@ thread_local! {
 ///
 /// # Cost
 ///
-/// That of the upload. Every second upload of the largest size also runs Fusion's queue, so that
-/// fewer operations are fused together, and waits for the device to be no more than as far behind
-/// again.
+/// That of the upload. On Fusion every second upload of the largest size also runs the queue, so
+/// that fewer operations are fused together, and waits for the device to be no more than as far
+/// behind again.
 ///
 /// ```
 /// use burn_backend::{TensorData, TensorMetadata};
@@ -65,8 +65,8 @@ pub fn upload<B: Backend>(data: TensorData, device: &Device<B>) -> FloatTensor<B
     B::float_from_data(data, device)
 }
 
-/// Runs Fusion's queue of this thread if there were [uploads](upload) since it ran. For the end of
-/// a step, after which nothing runs the queue for a while.
+/// Ends a sequence of [uploads](upload), and runs Fusion's queue of this thread if there were some
+/// since it ran. For the end of a step, after which nothing runs the queue for a while.
 pub fn end_uploads<B: Backend>(device: &Device<B>) {
     run_queue::<B>(device);
     UPLOADS.with_borrow_mut(|uploads| uploads.largest_bytes = 0);
@@ -77,6 +77,9 @@ fn run_queue<B: Backend>(device: &Device<B>) {
         (mem::take(&mut uploads.queued_bytes) > 0).then(|| uploads.read.take())
     });
     let Some(before) = before else { return };
+    if !has_queue(&B::name(device)) {
+        return;
+    }
     // It may have failed: the operation that follows tells.
     before.map(HostRead::wait);
     let queued = B::int_zeros(Shape::new([1]), device, IntDType::I32);
@@ -84,4 +87,25 @@ fn run_queue<B: Backend>(device: &Device<B>) {
     let read = reading_stream(StreamId::current())
         .executes(|| B::int_into_data(B::int_reshape(queued, Shape::new([1, 1]))));
     UPLOADS.with_borrow_mut(|uploads| uploads.read = Some(HostRead::of(read)));
+}
+
+/// Whether a backend keeps operations in a queue before it runs them: by its name, for no library
+/// names the backend itself. Elsewhere a read would only make this thread wait for the device.
+fn has_queue(name: &str) -> bool {
+    name.contains("fusion<")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::has_queue;
+
+    #[test]
+    fn only_fusion_has_a_queue() {
+        for name in ["fusion<cubecl<cuda>>", "remat<fusion<cubecl<wgpu<spirv>>>>"] {
+            assert!(has_queue(name), "{name}");
+        }
+        for name in ["cubecl<cuda>", "autocast<autodiff<libtorch<cuda>>>", "flex"] {
+            assert!(!has_queue(name), "{name}");
+        }
+    }
 }

@@ -53,8 +53,13 @@ impl BackendTypes for Meta {
 }
 
 impl Backend for Meta {
-    fn name(_device: &MetaDevice) -> String {
-        "meta".into()
+    fn name(device: &MetaDevice) -> String {
+        let name = if device.fusion {
+            "fusion<meta>"
+        } else {
+            "meta"
+        };
+        name.to_owned()
     }
 
     fn seed(_device: &MetaDevice, _seed: u64) {}

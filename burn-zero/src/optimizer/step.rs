@@ -395,11 +395,16 @@ fn reduce<I: Backend>(
         check::<I>(reducer.layout(), parameter, &own[parameter], elements)?;
     }
     reducer.begin_step(at, due);
-    for &parameter in due.iter().rev() {
-        // From here the reducer counts the gradient's bytes.
-        drop(tracked[parameter].take());
-        let read = own[parameter].take().map(HostRead::start::<I>);
-        reducer.submit(parameter, read);
+    for bucket in in_buckets(reducer.layout(), due) {
+        let gradients: Vec<_> = bucket.iter().map(|&it| own[it].take()).collect();
+        let exists: Vec<bool> = gradients.iter().map(Option::is_some).collect();
+        let gradients = gradients.into_iter().flatten().collect();
+        let mut reads = HostRead::start_together::<I>(gradients).into_iter();
+        for (parameter, exists) in bucket.into_iter().zip(exists) {
+            // From here the reducer counts the gradient's bytes.
+            drop(tracked[parameter].take());
+            reducer.submit(parameter, if exists { reads.next() } else { None });
+        }
     }
     let reduced = reducer.finish()?;
     let overflowed = reduced
@@ -413,6 +418,25 @@ fn reduce<I: Backend>(
         Some(gradient::load(|| reducer.placed::<I>(reduced.data, device)))
     });
     Ok((reduced.collect(), overflowed))
+}
+
+/// The parameters, from the last to the first, cut into groups of about a bucket of elements: a
+/// group is read from the device at once, because each read waits for the device.
+fn in_buckets(layout: &Layout, parameters: &[usize]) -> Vec<Vec<usize>> {
+    let most = layout.map().bucket_elements();
+    let (mut buckets, mut elements) = (Vec::<Vec<usize>>::new(), 0);
+    for &parameter in parameters.iter().rev() {
+        let own = layout.parameters()[parameter].elements();
+        match buckets.last_mut() {
+            Some(bucket) if elements + own <= most => bucket.push(parameter),
+            _ => {
+                buckets.push(vec![parameter]);
+                elements = 0;
+            }
+        }
+        elements += own;
+    }
+    buckets
 }
 
 /// This rank's reduced gradients, in the shapes for the wrapped optimizer, and the positions of
