@@ -138,6 +138,19 @@ impl<B: Backend> Backend for Probe<B> {
     }
 }
 
+/// Ready when it is polled for the second time.
+async fn second_poll() {
+    let mut asked = false;
+    poll_fn(|context| match std::mem::replace(&mut asked, true) {
+        true => Poll::Ready(()),
+        false => {
+            context.waker().wake_by_ref();
+            Poll::Pending
+        }
+    })
+    .await;
+}
+
 macro_rules! open {
     (FloatRef $x:ident) => {
         &$x.inner
@@ -160,18 +173,26 @@ macro_rules! method {
     };
     (float_into_data($($arg:tt)*) -> $ret:tt) => {
         async fn float_into_data(tensor: FloatTensor<Self>) -> Result<TensorData, ExecutionError> {
-            let mut asked = false;
-            poll_fn(|context| match std::mem::replace(&mut asked, true) {
-                true => Poll::Ready(()),
-                false => {
-                    context.waker().wake_by_ref();
-                    Poll::Pending
-                }
-            })
-            .await;
+            second_poll().await;
             let data = B::float_into_data(tensor.inner).await?;
             note(Event::Down(data.bytes.len()));
             Ok(data)
+        }
+    };
+    // The device holds what is read until it is there.
+    (tr_execute($transaction:ident: $kind:tt) -> $ret:tt) => {
+        fn tr_execute($transaction: kind_type!($kind)) -> kind_type!($ret) {
+            let held: Vec<Arc<Bytes>> = $transaction.read_floats.iter().map(|read| read.bytes.clone()).collect();
+            let read = B::tr_execute(open!($kind $transaction));
+            async move {
+                second_poll().await;
+                let data = read.await?;
+                drop(held);
+                for read in &data.read_floats {
+                    note(Event::Down(read.bytes.len()));
+                }
+                Ok(data)
+            }
         }
     };
     (float_device($tensor:ident: FloatRef) -> $ret:tt) => {
