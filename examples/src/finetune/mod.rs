@@ -6,6 +6,7 @@
 //! - [`text`]: tokens of the files, packed into sequences; [`chat`]: those of conversations;
 //!   [`order`]: which an update reads;
 //! - [`tuning`]: which parameters are trained, adapters among them;
+//! - [`plan`]: the settings that fit into `--memory`;
 //! - [`mod@train`]: the loop, with precision, optimizer and ranks from
 //!   [`training`](crate::training) and the model from [`llm`](crate::llm);
 //! - [`progress`], [`report`]: what it prints and writes.
@@ -13,6 +14,7 @@
 pub mod chat;
 pub mod options;
 pub mod order;
+pub mod plan;
 pub mod progress;
 pub mod report;
 pub mod text;
@@ -44,6 +46,7 @@ impl OnBackend for Train<'_> {
     type Output = Result<Option<Report>, TrainingError>;
 
     fn run<B: Backend>(self, device: B::Device) -> Self::Output {
-        train::train::<Training<B>>(self.0, device)
+        let chosen = plan::chosen::<B>(self.0, &device)?;
+        train::train::<Training<B>>(chosen.as_ref().unwrap_or(self.0), device)
     }
 }

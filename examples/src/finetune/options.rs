@@ -6,7 +6,10 @@ use burn_zero::{HostAdamWConfig, ZeroConfig};
 use clap::{ArgGroup, Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use crate::training::options::{MemoryOptions, above_zero, learning_rate, positive, probability};
+use super::tuning::TuningOptions;
+use crate::training::options::{
+    MemoryOptions, above_zero, bytes, learning_rate, positive, probability,
+};
 
 /// Continues the training of a Llama, Mistral, Qwen2 or Qwen3 model on text, and writes it as a
 /// Hugging Face directory.
@@ -44,48 +47,13 @@ pub struct Options {
     #[arg(long, help_heading = "Data")]
     pub no_shuffle: bool,
 
-    /// Train only the parameters whose names in *.safetensors look like one of these: '*.layers.29.*',
-    /// 'lm_head.*'
-    #[arg(long, value_name = "NAME", num_args = 1.., help_heading = "What is trained")]
-    #[arg(conflicts_with_all = ["lora_rank", "adapter"])]
-    pub train: Vec<String>,
-
-    /// Train adapters of this rank, and no parameter of the model (LoRA)
-    #[arg(long, value_name = "RANK", value_parser = positive(), help_heading = "What is trained")]
-    pub lora_rank: Option<usize>,
-
-    /// What adapters add is multiplied with this over their rank [default: twice the rank]
-    #[arg(long, value_name = "ALPHA", value_parser = above_zero, help_heading = "What is trained")]
-    #[arg(requires = "lora_rank")]
-    pub lora_alpha: Option<f64>,
-
-    /// Divide --lora-alpha by the root of the rank instead (rsLoRA)
-    #[arg(long, requires = "lora_rank", help_heading = "What is trained")]
-    pub rslora: bool,
-
-    /// Probability that a feature that an adapter reads is dropped in training [default: 0]
-    #[arg(long, value_name = "PROBABILITY", value_parser = probability)]
-    #[arg(requires = "lora_rank", help_heading = "What is trained")]
-    pub lora_dropout: Option<f64>,
-
-    /// Linear layers of the blocks that are adapted, by their paths or the ends of these: q_proj
-    /// v_proj; or all-linear [default: all-linear]
-    #[arg(long, value_name = "PATH", num_args = 1.., requires = "lora_rank")]
-    #[arg(help_heading = "What is trained")]
-    pub lora_targets: Vec<String>,
-
-    /// Train the adapters of this directory on, as PEFT or this program has written it
-    #[arg(long, value_name = "DIR", conflicts_with = "lora_rank")]
-    #[arg(help_heading = "What is trained")]
-    pub adapter: Option<PathBuf>,
+    /// What is trained.
+    #[command(flatten)]
+    pub tuning: TuningOptions,
 
     /// Write the model with the adapters merged into it too, into merged/ of the output
     #[arg(long, help_heading = "What is trained")]
     pub merge: bool,
-
-    /// Type in which frozen matrices are in memory; bf16 needs --amp bf16
-    #[arg(long, value_enum, default_value_t = FrozenType::F32, help_heading = "What is trained")]
-    pub frozen: FrozenType,
 
     /// Optimizer updates [default: as many as read the text once]
     #[arg(long, value_parser = positive(), help_heading = "Training")]
@@ -136,6 +104,12 @@ pub struct Options {
     #[command(flatten)]
     pub memory: MemoryOptions,
 
+    /// Memory of the device that the training may take, in MiB or GiB: 900M, 8G. It chooses the other
+    /// options of memory, and micro-batches, by the time of an update; those that are given stay
+    #[arg(long = "memory", value_name = "BYTES", value_parser = bytes)]
+    #[arg(help_heading = "Memory and speed")]
+    pub memory_bytes: Option<u64>,
+
     /// Directory of the trained model, or its adapters, and of report.json
     #[arg(long, default_value = "artifacts/finetune")]
     pub output: PathBuf,
@@ -151,16 +125,6 @@ pub enum Packing {
     Plain,
     /// A sequence is a conversation, and batches have conversations of similar lengths
     None,
-}
-
-/// What `--frozen` chooses from.
-#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum FrozenType {
-    /// As trained parameters
-    F32,
-    /// Half of the memory; the type of most published weights
-    Bf16,
 }
 
 /// What `--schedule` chooses from.

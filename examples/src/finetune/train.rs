@@ -50,7 +50,7 @@ pub fn train<B: AutodiffBackend>(
     // Drawn once for the ranks of this process, which share its generator of random numbers.
     B::seed(&device, options.seed);
     let model = config.init::<B>(&device).read_weights(&options.model)?;
-    let model = options.tuned(model)?;
+    let model = options.tuning.tuned(model)?;
     fs_err::create_dir_all(&options.output)?;
     let update_sequences = options.batch * options.accum * ranks;
     let of_one_epoch = (text.train.len() / update_sequences).max(1);

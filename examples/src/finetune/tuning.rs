@@ -1,47 +1,97 @@
 //! What is trained: all parameters, some, or adapters; and what is written of it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use burn::prelude::*;
 use burn::tensor::DType;
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
 
-use super::options::{FrozenType, Options, Packing};
+use super::options::{Options, Packing};
 use crate::llm::{ALL_LINEAR, Llm, LoraConfig};
 use crate::training::error::TrainingError;
+use crate::training::options::{above_zero, positive, probability};
 use crate::training::precision::Amp;
 
 /// The directory, in that of the output, of the model with its adapters merged into it.
 pub const MERGED: &str = "merged";
 
-impl Options {
+/// What is trained of a model.
+#[derive(Args, Clone, Debug, PartialEq)]
+#[command(next_help_heading = "What is trained")]
+pub struct TuningOptions {
+    /// Train only the parameters whose names in *.safetensors look like one of these: '*.layers.29.*',
+    /// 'lm_head.*'
+    #[arg(long, value_name = "NAME", num_args = 1..)]
+    #[arg(conflicts_with_all = ["lora_rank", "adapter"])]
+    pub train: Vec<String>,
+
+    /// Train adapters of this rank, and no parameter of the model (LoRA)
+    #[arg(long, value_name = "RANK", value_parser = positive())]
+    pub lora_rank: Option<usize>,
+
+    /// What adapters add is multiplied with this over their rank [default: twice the rank]
+    #[arg(long, value_name = "ALPHA", value_parser = above_zero)]
+    #[arg(requires = "lora_rank")]
+    pub lora_alpha: Option<f64>,
+
+    /// Divide --lora-alpha by the root of the rank instead (rsLoRA)
+    #[arg(long, requires = "lora_rank")]
+    pub rslora: bool,
+
+    /// Probability that a feature that an adapter reads is dropped in training [default: 0]
+    #[arg(long, value_name = "PROBABILITY", value_parser = probability)]
+    #[arg(requires = "lora_rank")]
+    pub lora_dropout: Option<f64>,
+
+    /// Linear layers of the blocks that are adapted, by their paths or the ends of these: q_proj
+    /// v_proj; or all-linear [default: all-linear]
+    #[arg(long, value_name = "PATH", num_args = 1.., requires = "lora_rank")]
+    pub lora_targets: Vec<String>,
+
+    /// Train the adapters of this directory on, as PEFT or this program has written it
+    #[arg(long, value_name = "DIR", conflicts_with = "lora_rank")]
+    pub adapter: Option<PathBuf>,
+
+    /// Type in which frozen matrices are in memory; bf16 needs --amp bf16
+    #[arg(long, value_enum, default_value_t = FrozenType::F32)]
+    pub frozen: FrozenType,
+}
+
+/// What `--frozen` chooses from.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FrozenType {
+    /// As trained parameters
+    F32,
+    /// Half of the memory; the type of most published weights
+    Bf16,
+}
+
+impl TuningOptions {
+    fn has_adapters(&self) -> bool {
+        self.lora_rank.is_some() || self.adapter.is_some()
+    }
+
     /// Finds options that contradict each other, which clap cannot see.
     ///
     /// # Errors
     ///
     /// [`TrainingError::Options`], with the values and what would be right.
-    pub fn validate(&self) -> Result<(), TrainingError> {
-        let refused = |reason: &str| Err(TrainingError::Options(reason.to_owned()));
-        if self.packing() == Packing::None && self.chat.is_empty() {
-            return refused(
-                "--packing none is for --chat: a file of --text fills many sequences; give documents or plain",
-            );
-        }
-        let has_adapters = self.lora_rank.is_some() || self.adapter.is_some();
-        if self.merge && !has_adapters {
-            return refused(
-                "--merge merges adapters, and there are none: give --lora-rank or --adapter, or leave --merge out: the whole model is written",
-            );
-        }
+    pub fn validate(&self, amp: Amp) -> Result<(), TrainingError> {
         if self.frozen == FrozenType::F32 {
             return Ok(());
         }
-        if !has_adapters && self.train.is_empty() {
-            return refused(
-                "--frozen bf16, but no parameter is frozen: give --lora-rank, --adapter or --train",
-            );
+        if !self.has_adapters() && self.train.is_empty() {
+            return Err(TrainingError::Options(
+                "--frozen bf16, but no parameter is frozen: give --lora-rank, --adapter or --train"
+                    .to_owned(),
+            ));
         }
-        if self.memory.amp() != Amp::Bf16 {
-            return refused("--frozen bf16 multiplies in bf16: give --amp bf16, or --frozen f32");
+        if amp != Amp::Bf16 {
+            return Err(TrainingError::Options(
+                "--frozen bf16 multiplies in bf16: give --amp bf16, or --frozen f32".to_owned(),
+            ));
         }
         Ok(())
     }
@@ -82,6 +132,28 @@ impl Options {
             FrozenType::F32 => model,
             FrozenType::Bf16 => model.with_frozen_in(DType::BF16),
         })
+    }
+}
+
+impl Options {
+    /// Finds options that contradict each other, which clap cannot see.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainingError::Options`], with the values and what would be right.
+    pub fn validate(&self) -> Result<(), TrainingError> {
+        let refused = |reason: &str| Err(TrainingError::Options(reason.to_owned()));
+        if self.packing() == Packing::None && self.chat.is_empty() {
+            return refused(
+                "--packing none is for --chat: a file of --text fills many sequences; give documents or plain",
+            );
+        }
+        if self.merge && !self.tuning.has_adapters() {
+            return refused(
+                "--merge merges adapters, and there are none: give --lora-rank or --adapter, or leave --merge out: the whole model is written",
+            );
+        }
+        self.tuning.validate(self.memory.amp())
     }
 
     /// Writes what was trained: the model, or its adapters and with `--merge` the model too. All

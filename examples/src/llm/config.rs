@@ -89,13 +89,21 @@ impl LlmConfig {
     /// The file cannot be read, lacks a key, or asks for what these models do not have: another
     /// architecture, a sliding window, another activation or rotary embedding, quantized weights.
     pub fn read(folder: &Path) -> Result<Self, LlmError> {
-        let path = folder.join("config.json");
-        let text = fs_err::read_to_string(&path)?;
+        Self::read_file(&folder.join("config.json"))
+    }
+
+    /// Reads a file that is a `config.json`.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read).
+    pub fn read_file(path: &Path) -> Result<Self, LlmError> {
+        let text = fs_err::read_to_string(path)?;
         let file: File = serde_json::from_str(&text).map_err(|error| LlmError::Json {
-            path: path.clone(),
+            path: path.to_owned(),
             reason: error.to_string(),
         })?;
-        file.config(&path)
+        file.config(path)
     }
 
     /// The number of parameters, those of a tied head counted once.

@@ -2,7 +2,7 @@
 //!
 //! [`options`]: those of memory and speed; [`precision`]: the backend, and mixed precision; [`recompute`]: what becomes of activations;
 //! [`optimizer`]: AdamW, on the device or on the host, whole or sharded; [`ranks`]: who trains;
-//! [`report`]: how figures are shown; [`error`]: what can go wrong.
+//! [`without_data`]: an update run for its memory alone; [`report`]: how figures are shown; [`error`]: what can go wrong.
 
 pub mod error;
 pub mod optimizer;
@@ -11,3 +11,4 @@ pub mod precision;
 pub mod ranks;
 pub mod recompute;
 pub mod report;
+pub mod without_data;

@@ -126,3 +126,44 @@ pub fn above_zero(text: &str) -> Result<f64, String> {
         _ => Err("must be a number above 0".into()),
     }
 }
+
+/// A number with a unit: 125M, 1.3B.
+///
+/// # Errors
+///
+/// What else it must be.
+pub fn count(text: &str) -> Result<u64, String> {
+    scaled(text, &[('K', 1e3), ('M', 1e6), ('B', 1e9), ('T', 1e12)])
+}
+
+/// Bytes with a unit: 900M, 24G.
+///
+/// # Errors
+///
+/// What else it must be.
+pub fn bytes(text: &str) -> Result<u64, String> {
+    let unit = |power: i32| 2f64.powi(power);
+    scaled(
+        text,
+        &[
+            ('K', unit(10)),
+            ('M', unit(20)),
+            ('G', unit(30)),
+            ('T', unit(40)),
+        ],
+    )
+}
+
+fn scaled(text: &str, units: &[(char, f64)]) -> Result<u64, String> {
+    let found = units
+        .iter()
+        .find(|(unit, _)| text.to_uppercase().ends_with(*unit));
+    let (number, scale) = match found {
+        Some((_, scale)) => (&text[..text.len() - 1], *scale),
+        None => (text, 1.0),
+    };
+    match number.parse::<f64>() {
+        Ok(number) if number > 0.0 && number.is_finite() => Ok((number * scale) as u64),
+        _ => Err("must be a positive number, with a unit".into()),
+    }
+}

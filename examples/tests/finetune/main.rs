@@ -9,9 +9,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use burn_estimate::{DeviceMemory, DeviceProfile, MetaDevice};
 use burn_flex::Flex;
 use clap::Parser;
 use examples::finetune::options::{Options, Schedule};
+use examples::finetune::plan::{Planner, Setting};
 use examples::finetune::report::Report;
 use examples::llm::LlmConfig;
 use examples::training::error::TrainingError;
@@ -149,6 +151,56 @@ fn no_option_for_memory_changes_an_update() {
         let report = report.unwrap_or_else(|error| panic!("{more}: {error}"));
         assert_follows(&report, "qwen3 documents", 2e-5);
     }
+}
+
+/// `--memory` chooses what is recomputed and accumulated, and trains as without it.
+#[test]
+fn settings_that_fit_are_chosen_and_train_the_same() {
+    let _turn = turn();
+    let options = "--context 16 --batch 2";
+    let directory = Directory::new("qwen3");
+    let chosen = |bytes: &str| {
+        let report = directory.run(&format!("{options} --memory {bytes}"));
+        let report = report.unwrap_or_else(|error| panic!("{bytes}: {error}"));
+        assert_follows(&report, "qwen3 documents", 2e-5);
+        (report.micro_batch, report.window)
+    };
+    assert_eq!(chosen("1G"), (2, 1));
+    let error = refusal(&directory, &format!("{options} --memory 1K"));
+    assert!(
+        error.contains("nothing fits") && error.contains("--batch 1 --accum 2"),
+        "{error}"
+    );
+    let least = error.split("the least, ").nth(1).expect("a size");
+    let gib: f64 = least
+        .split(' ')
+        .next()
+        .expect("a size")
+        .parse()
+        .expect("GiB");
+    assert!(gib < 0.01, "{error}");
+    // Between what the smallest setting takes and what all at once takes.
+    let planned = |batch, accum| planned_bytes(&directory, batch, accum);
+    let (small, large) = (planned(1, 2), planned(2, 1));
+    assert!(small < large, "{small}, {large}");
+    assert_eq!(chosen(&small.to_string()), (1, 2));
+}
+
+/// Bytes of an update by the planner, every activation kept.
+fn planned_bytes(directory: &Directory, batch: usize, accum: usize) -> u64 {
+    let options = directory.options("");
+    let config = LlmConfig::read(&options.model).expect("a configuration");
+    let planner = Planner {
+        config: &config,
+        tuning: &options.tuning,
+        context: options.context,
+        has_documents: true,
+        meta: MetaDevice::new(0),
+        profile: DeviceProfile::A100,
+        memory: DeviceMemory::heap(1 << 30),
+    };
+    let setting = Setting::new(batch, accum, &options.memory);
+    planner.planned(setting).expect("an estimate").needed_bytes
 }
 
 /// What is written is a model's directory: its loss on the held-out text is that at the end of the

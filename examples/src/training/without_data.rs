@@ -1,0 +1,113 @@
+//! An update of a training, with its whole stack, run without data.
+
+use std::sync::Arc;
+
+use burn::module::AutodiffModule;
+use burn::optim::{GradientsParams, Optimizer};
+use burn_accum::{AccumConfig, MultiSteps};
+use burn_amp::{Bf16, F16, GradScaler, Off, autocast};
+use burn_checkpoint::MemoryBudget;
+use burn_estimate::{Estimate, Meta, MetaDevice, estimate_rank};
+use burn_ranks::{Operation, ProcessGroup, SimulatedRank};
+use burn_zero::{HostAdamWConfig, Memory, ZeroConfig, offload_parameters};
+
+use super::error::TrainingError;
+use super::optimizer::of_rank;
+use super::precision::{Amp, Training};
+use super::ranks::Rank;
+use super::recompute::Checkpoint;
+
+/// What is around a model in a training.
+#[derive(Clone, Debug)]
+pub struct Stack {
+    /// Precision.
+    pub amp: Amp,
+    /// What becomes of activations until backward.
+    pub checkpoint: Checkpoint,
+    /// Stage, offload.
+    pub zero: ZeroConfig,
+    /// Ranks.
+    pub ranks: usize,
+    /// Micro-batches of an update.
+    pub window: AccumConfig,
+}
+
+impl Stack {
+    /// What the second update of rank 0 takes on a device. `trained` is the number of trained
+    /// numbers, and `backward` makes the gradients of a micro-batch.
+    ///
+    /// # Errors
+    ///
+    /// What the training would refuse too.
+    pub fn estimate<M: AutodiffModule<Training<Meta>> + 'static>(
+        &self,
+        device: MetaDevice,
+        trained: usize,
+        model: impl FnOnce() -> Result<M, TrainingError>,
+        backward: impl Fn(&M) -> GradientsParams,
+    ) -> Result<Estimate, TrainingError> {
+        let run = || self.run(device, model, backward);
+        // The thread's policy, whatever that of the process is.
+        let mut estimate = match self.amp {
+            Amp::Off => autocast::<Off, _>(run),
+            Amp::Bf16 => autocast::<Bf16, _>(run),
+            Amp::F16 => autocast::<F16, _>(run),
+        }?;
+        if self.zero.offload_optimizer == Memory::Host {
+            // AdamW reads gradient, master and moments, and writes all but the gradient.
+            let shards = match self.zero.stage.shards_optimizer_state() {
+                true => self.ranks,
+                false => 1,
+            };
+            estimate.host_bytes += (7 * size_of::<f32>() * trained / shards) as u64;
+        }
+        Ok(estimate)
+    }
+
+    fn run<M: AutodiffModule<Training<Meta>> + 'static>(
+        &self,
+        device: MetaDevice,
+        model: impl FnOnce() -> Result<M, TrainingError>,
+        backward: impl Fn(&M) -> GradientsParams,
+    ) -> Result<Estimate, TrainingError> {
+        type B = Training<Meta>;
+        let simulated = Arc::new(SimulatedRank::new(0, self.ranks)?);
+        let group: Rank = simulated.clone();
+        let mut zero = of_rank::<B>(&HostAdamWConfig::default(), &self.zero, &group)?;
+        let model = match self.zero.offload_param {
+            Memory::Device => model()?,
+            Memory::Host => offload_parameters::<B, _>(model()?).expect("it has a `Remat`"),
+        };
+        let model = zero.prepare::<B, _>(model)?;
+        let window = self.window;
+        let micro_batches = window.steps;
+        let items = zero.items_of_all_ranks();
+        let steps = MultiSteps::new(zero, window).expect("a window has steps");
+        let steps = steps.with_items_of_all_ranks(items);
+        let (_, scale) = self.amp.configs();
+        let mut optimizer = GradScaler::new(&scale)?.wrap(steps);
+        // As in a training: a budget does not see parameters.
+        let _budget = self.checkpoint.budget().map(MemoryBudget::install);
+        let step = |mut model| {
+            for _ in 0..micro_batches {
+                let gradients = backward(&model);
+                device.backward_ended();
+                model = optimizer.step(1e-3, model, gradients);
+            }
+            model
+        };
+        let sent = || sent(&*simulated);
+        Ok(estimate_rank::<B, _>(device, sent, model, step).0)
+    }
+}
+
+/// Bytes of parameters and gradients that a rank has sent so far.
+fn sent(group: &dyn ProcessGroup) -> u64 {
+    let buffers = [
+        Operation::AllReduce,
+        Operation::ReduceScatter,
+        Operation::AllGather,
+    ];
+    let of = |operation| group.traffic().of(operation).data_bytes;
+    buffers.into_iter().map(of).sum()
+}
