@@ -2,7 +2,7 @@
 //! every result.
 #![deny(clippy::missing_trait_methods)]
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::marker::PhantomData;
@@ -13,8 +13,8 @@ use burn::module::{AutodiffModule, ParamId};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::read_sync;
 use burn_backend::{Backend, BackendTypes, DType, TensorMetadata};
-use burn_decorator::cell::{Scope, with_value};
-use burn_decorator::gradient::non_finite_on_any_rank;
+use burn_decorator::cell::with_value;
+use burn_decorator::gradient::{Pass, non_finite_on_any_rank, pass};
 use burn_decorator::module::{for_each_float, independent, map_floats};
 use burn_decorator::types::*;
 use burn_decorator::{kind_type, map_operand, map_result};
@@ -88,15 +88,8 @@ struct Found {
 
 thread_local! {
     static FOUND: RefCell<Option<Found>> = const { RefCell::new(None) };
-    static BACKWARD: Cell<bool> = const { Cell::new(false) };
     /// The parameter that is made at this moment.
     static PARAMETER: RefCell<Option<Arc<str>>> = const { RefCell::new(None) };
-}
-
-/// Runs `f`, a backward pass.
-pub(crate) fn in_backward<R>(f: impl FnOnce() -> R) -> R {
-    let _scope = Scope::enter(&BACKWARD, true);
-    f()
 }
 
 /// Runs `f`, whose operations are no part of the user's step.
@@ -311,7 +304,7 @@ impl Call {
                 found.first = Some(FirstNonFinite {
                     operation: self.op,
                     dtype: data.dtype,
-                    backward: BACKWARD.get(),
+                    backward: pass() == Some(Pass::Backward),
                     parameter: found.parameter.as_ref().map(|path| path.to_string()),
                     before: found.before.drain(..).collect(),
                 });

@@ -22,34 +22,33 @@
 //! # What happens to a tensor
 //!
 //! ```text
-//!                         an operation in a scope or under a budget (record/)
-//!                                            |
-//!                       result + recipe, or  |  result alone: random numbers, data, ...
-//!                                            v
-//!                                  +--------------------+
-//!              Handle --counted--> | Node               |        Node of an input
-//!        (the user's, autodiff's   |   meta: shape, ... |       +----------------+
-//!         tape's)                  |   recipe ----------|-----> |  ...           |
-//!                                  |   state            |  not  +----------------+
-//!                                  +---------|----------+ counted
-//!                                            v
-//!           +---------------- storage: Resident <--------------+
-//!           |                           |      |               |
-//!           | the scope ends, or        |      | Offload       | the tensor is used (node/replay.rs):
-//!           | the budget needs room     |      v               |   its inputs come back, its operation runs again;
-//!           | (scope/, budget/)         |  Host copy --upload->|   what no handle refers to goes right after
-//!           v                           |                      |
-//!        Evicted -----------------------|----replay------------+
-//!                                       v
-//!                          the last handle goes: storage is dropped at once,
-//!                          the recipe stays for the recipes of others
+//!             an operation in a scope or under a budget (record/)
+//!                                     |
+//!                result with recipe,  |  or alone: random numbers, data, ...
+//!                                     v
+//!                          +---------------------+
+//!      Handle --counted--> | Node                |     Node of an input
+//! (the user's, autodiff's  |   meta: shape, ...  |     +--------------+
+//!  tape's)                 |   content: recipe --|---> |  ...         |
+//!                          +---------------------+ not +--------------+
+//!                                                 counted
+//!
+//! content: Kept(value)                  no recipe; or a scope keeps it, or it outlived its step
+//!          Recorded(value, recipe)      evicted without value: the scope ends (scope/), the budget
+//!                                       needs room (budget/), the last handle goes
+//!          Hosted(value, copy)          `Offload`: in host memory (host/), uploaded for its use
+//!          Delivered(value, recipe)     a parameter in host memory: there during uses only
+//!          Gone                         taken by its last user
+//!
+//! The tensor is used (node/replay.rs): its inputs come back, its operation runs again; what no
+//! handle refers to goes right after.
 //! ```
 //!
 //! A [`Handle`] is the tensor of `Remat`: the inner backend's own, which passes through at next to
 //! no cost where there is no scope and no budget, or a reference to a *node*, the record of a
-//! managed tensor. A node's *meta* never changes: shape, type, device, bytes. Its *storage* may be
-//! evicted and restored. Its *recipe* is the operation with its input handles, and is dropped when
-//! no replay can need it. Autodiff's tape holds handles, so backward brings tensors back by using
+//! managed tensor. A node's *meta* never changes: shape, type, device. Its *content* is the tensor,
+//! which may be evicted and restored, and how it comes back. A *recipe* is the operation with its
+//! input handles, and is dropped when no replay can need it. Autodiff's tape holds handles, so backward brings tensors back by using
 //! them: no nested backward pass, no hook, no annotation.
 //!
 //! - Under a budget a gradient, and a constant that backward makes, such as zeros, is never

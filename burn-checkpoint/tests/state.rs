@@ -141,7 +141,8 @@ fn running_statistics_made_in_scopes_hold_no_activations() {
     for (policy, runs) in [
         (Policy::Recompute, 2),
         (Policy::KeepCompute, 1),
-        (Policy::Offload, 2),
+        // What convolutions give moves to the host.
+        (Policy::Offload, 1),
         (by_class, 2),
     ] {
         for budget in [None, Some(ACTIVATION_BYTES * 20)] {

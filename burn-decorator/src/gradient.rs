@@ -2,7 +2,7 @@
 //! thread that trains.
 //!
 //! There are five, each a thread-local, because Burn's traits have no argument for them: that data
-//! from the host is a gradient, that an update reads gradients, which ranks decide together about
+//! from the host is a gradient, which pass of a step runs, which ranks decide together about
 //! gradients, what an accumulation found out about a micro-batch for the loss scaler around it, and
 //! which gradients overflowed after that.
 
@@ -14,7 +14,7 @@ use crate::cell::{Scope, with_value};
 
 thread_local! {
     static LOADING: Cell<bool> = const { Cell::new(false) };
-    static UPDATING: Cell<bool> = const { Cell::new(false) };
+    static PASS: Cell<Option<Pass>> = const { Cell::new(None) };
     static RANKS: RefCell<Vec<Weak<dyn Ranks>>> = const { RefCell::new(Vec::new()) };
     static ON_HOST: RefCell<Vec<Weak<dyn Any + Send + Sync>>> = const { RefCell::new(Vec::new()) };
     /// The names that [`report_overflow`] was given; `None` outside of [`catch_overflow`].
@@ -43,6 +43,36 @@ pub fn is_loading() -> bool {
     LOADING.get()
 }
 
+/// The pass of a training step that a thread is in, as told by the code that runs it. A forward pass
+/// is told by nobody: it is what runs outside of both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
+    /// Autodiff computes gradients.
+    Backward,
+    /// An optimizer, or a layer around one, reads gradients.
+    Update,
+}
+
+/// Runs `backward`, the backward pass of autodiff. Every decorator of a backend with autodiff calls
+/// it, so that those below need not guess where a backward pass begins and ends.
+///
+/// ```
+/// use burn_decorator::gradient::{Pass, backward, pass};
+///
+/// assert_eq!(backward(pass), Some(Pass::Backward));
+/// assert_eq!(pass(), None);
+/// ```
+pub fn backward<R>(backward: impl FnOnce() -> R) -> R {
+    let _backward = Scope::enter(&PASS, Some(Pass::Backward));
+    backward()
+}
+
+/// The innermost pass that the caller is inside of: [`backward`] or [`update`].
+#[inline]
+pub fn pass() -> Option<Pass> {
+    PASS.get()
+}
+
 /// Runs `update`, the step of an optimizer or of a layer around one, which may read gradients.
 /// Whoever reads a gradient of one rank outside of an update, such as a training loop that sums its
 /// squares, is warned by a backend whose gradients are sharded over ranks.
@@ -53,14 +83,14 @@ pub fn is_loading() -> bool {
 /// assert!(update(is_updating) && !is_updating());
 /// ```
 pub fn update<R>(update: impl FnOnce() -> R) -> R {
-    let _updating = Scope::enter(&UPDATING, true);
+    let _update = Scope::enter(&PASS, Some(Pass::Update));
     update()
 }
 
 /// Whether the caller is inside of [`update`].
 #[inline]
 pub fn is_updating() -> bool {
-    UPDATING.get()
+    pass() == Some(Pass::Update)
 }
 
 /// Ranks that train one model. A gradient may be non-finite on some of them only.

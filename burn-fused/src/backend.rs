@@ -7,7 +7,7 @@ use core::marker::PhantomData;
 use burn_backend::{AutodiffBackend, Backend, BackendTypes};
 use burn_decorator::autodiff::TapeBackend;
 use burn_decorator::types::*;
-use burn_decorator::{kind_type, map_operand, map_result};
+use burn_decorator::{gradient, kind_type, map_operand, map_result};
 
 use crate::{attention, layer_norm, softmax};
 
@@ -77,8 +77,11 @@ impl<A: TapeBackend> AutodiffBackend for FusedBackward<A> {
 
     burn_decorator::forward_inner!(A);
 
+    fn backward(loss: FloatTensor<Self>) -> Self::Gradients {
+        gradient::backward(|| A::backward(loss))
+    }
+
     forward! {
-        backward(loss: FloatTensor<Self>) -> Self::Gradients;
         grad(tensor: &FloatTensor<Self>, gradients: &Self::Gradients) -> Option<FloatTensor<Self::InnerBackend>>;
         grad_remove(tensor: &FloatTensor<Self>, gradients: &mut Self::Gradients) -> Option<FloatTensor<Self::InnerBackend>>;
         grad_replace(tensor: &FloatTensor<Self>, gradients: &mut Self::Gradients, gradient: FloatTensor<Self::InnerBackend>);

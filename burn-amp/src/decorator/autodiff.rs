@@ -4,6 +4,7 @@ use burn::tensor::{Tensor, TensorPrimitive};
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend, FloatDType, Shape, TensorMetadata};
+use burn_decorator::gradient;
 use burn_decorator::weight::{GradientWeight, LossWeight, offer, take};
 
 use super::backend::Autocast;
@@ -12,7 +13,6 @@ use super::tensor::AutocastTensor;
 use crate::cast::{Lineage, UNDER_WAY, UnderWay, is_low};
 use crate::policy::{Mode, Policy};
 use crate::scaler::{Factor, active_scale, is_watching, see};
-use crate::watch::in_backward;
 
 /// The gradients of a backward pass of [`Autocast`], which were computed from a scaled loss.
 ///
@@ -89,7 +89,7 @@ impl<B: AutodiffBackend, P: Policy> AutodiffBackend for Autocast<B, P> {
             _ => take::<LossWeight<FloatTensor<Self::InnerBackend>>>(),
         };
         let Some(LossWeight(weight)) = weight else {
-            let inner = in_backward(|| B::backward(loss));
+            let inner = gradient::backward(|| B::backward(loss));
             return ScaledGradients {
                 inner,
                 scale,
@@ -100,7 +100,7 @@ impl<B: AutodiffBackend, P: Policy> AutodiffBackend for Autocast<B, P> {
         let weight = B::InnerBackend::float_clamp_min(weight.tensor, 1.0.into());
         let share = B::InnerBackend::float_recip(weight.clone());
         let loss = times::<B>(loss, &Factor::Device(B::from_inner(share.clone())));
-        let backward = || in_backward(|| B::backward(loss));
+        let backward = || gradient::backward(|| B::backward(loss));
         let (inner, left) = offer(GradientWeight(weight), backward);
         if let Some(GradientWeight(weight)) = left {
             scale = Factor::Device(times::<B::InnerBackend>(share, &scale));

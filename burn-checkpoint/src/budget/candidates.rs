@@ -9,7 +9,7 @@
 //! outdated prices are corrected.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::node::entry::{AnyEntry, Group};
@@ -152,8 +152,8 @@ impl Candidates {
     /// Nanoseconds to bring these tensors back, with their evicted inputs; if that is more than
     /// `enough_ns`, any number above `enough_ns`.
     fn cost_ns(&mut self, nodes: &[Arc<dyn AnyEntry>], enough_ns: f64) -> f64 {
-        static SEARCHES: AtomicU64 = AtomicU64::new(0);
-        let search = SEARCHES.fetch_add(1, Ordering::Relaxed) + 1;
+        static SEARCHES: AtomicU32 = AtomicU32::new(1);
+        let search = SEARCHES.fetch_add(1, Ordering::Relaxed);
         let evicted = &mut self.evicted;
         let (mut cost_ns, mut next) = (0.0, 0);
         while next < nodes.len() + evicted.len().min(INPUTS) && cost_ns <= enough_ns {

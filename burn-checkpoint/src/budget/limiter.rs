@@ -13,10 +13,11 @@ use super::memo::Memo;
 use super::need::Needs;
 use super::settings::MemoryBudget;
 use super::thrashing::Thrashing;
+use crate::budget::counted::{Marked, MarkedBytes};
 use crate::error::{Need, size};
 use crate::node::entry::{self, AnyEntry, Origin};
 use crate::observe::snapshot::Snapshot;
-use crate::observe::stats::{Counts, MarkedBytes};
+use crate::observe::stats::Counts;
 use crate::record::clock::{self, Lineage, Phase, Step};
 use crate::record::work::Work;
 use crate::scope::tiny;
@@ -219,7 +220,7 @@ impl Budget {
         let mut results = Vec::new();
         for node in self.alive() {
             let info = node.info();
-            if info.users == 0 || !info.resident || info.origin == Origin::Fixed {
+            if info.users == 0 || !info.resident || info.origin == Origin::Kept {
                 continue;
             }
             let is_single = info.owner_bytes <= LARGEST_ELEMENT_BYTES;
@@ -259,7 +260,7 @@ impl Budget {
             let is_over = is_old || step.phase != Phase::Backward && info.is_before(step);
             let is_state = match info.origin {
                 // Constants of backward count until the training loop ends the step.
-                Origin::Fixed => is_over && info.step.phase == Phase::Forward,
+                Origin::Kept => is_over && info.step.phase == Phase::Forward,
                 Origin::Recorded | Origin::Hosted => {
                     is_old || is_over && (info.step.phase != Phase::Forward || is_result())
                 }
@@ -281,7 +282,7 @@ impl Budget {
             if is_new {
                 new_bytes += info.owner_bytes;
             }
-            if info.origin != Origin::Fixed {
+            if info.origin != Origin::Kept {
                 node.clone().settle_back();
             }
             node.retire();
@@ -343,15 +344,11 @@ impl Budget {
     }
 
     /// The gradients or the constants of backward that are no nodes.
-    pub fn marked(&self, is_constant: bool) -> &Mutex<MarkedBytes> {
-        match is_constant {
-            true => &self.constants,
-            false => &self.gradients,
+    pub fn marked(&self, marked: Marked) -> &Mutex<MarkedBytes> {
+        match marked {
+            Marked::Gradient => &self.gradients,
+            Marked::Constant => &self.constants,
         }
-    }
-
-    fn marked_bytes(&self) -> [u64; 2] {
-        [&self.gradients, &self.constants].map(|marked| marked.lock().bytes)
     }
 
     fn alive(&self) -> Vec<Arc<dyn AnyEntry>> {
@@ -359,12 +356,20 @@ impl Budget {
         nodes.all.iter().filter_map(Known::node).collect()
     }
 
+    /// What an operation needs that is about to make a result of so many bytes.
+    fn need(&self, alive: &[Arc<dyn AnyEntry>], op: &'static str, result_bytes: u64) -> Need {
+        let mut need = Need::of_nodes(alive, op, result_bytes);
+        need.gradients_bytes += self.gradients.lock().bytes;
+        need.random_bytes += self.constants.lock().bytes;
+        need
+    }
+
     /// Records what an operation of an unconstrained step needs, if the limit is being measured.
     #[cold]
     fn look(&self, op: &'static str, bytes: u64) {
         if self.settings.fraction.is_some() {
             let alive = self.alive();
-            let need = Need::of(&alive, op, bytes, self.marked_bytes());
+            let need = self.need(&alive, op, bytes);
             self.needs.look(alive.len(), need);
         }
     }
@@ -466,7 +471,7 @@ impl Budget {
         if !strict && !self.needs.is_clearly_larger(self.live() + bytes) {
             return;
         }
-        let mut need = Need::of(&self.alive(), op, bytes, self.marked_bytes());
+        let mut need = self.need(&self.alive(), op, bytes);
         // Nothing more can be evicted: all else that is live stays.
         let counted = need.bytes() - need.result_bytes;
         need.kept_bytes += self.live().saturating_sub(counted);

@@ -18,17 +18,16 @@ const CLEARLY: u64 = 16;
 const LOOKS: u64 = 32;
 
 impl Need {
-    /// The need of the operation under way, which is about to make `result_bytes`, given the bytes
-    /// of gradients and of constants that are no nodes.
-    pub(super) fn of(
+    /// The need of the operation under way, which is about to make `result_bytes`, without gradients
+    /// and constants that are no nodes.
+    pub(super) fn of_nodes(
         alive: &[Arc<dyn AnyEntry>],
         op: &'static str,
         result_bytes: u64,
-        [gradients_bytes, constants_bytes]: [u64; 2],
     ) -> Self {
         let now = clock::now();
         // Of the reasons why the views of a storage stay, the strongest counts.
-        let mut storages: FxHashMap<usize, (Why, u64)> = FxHashMap::default();
+        let mut storages: FxHashMap<usize, Stays> = FxHashMap::default();
         for node in alive {
             let info = node.info();
             if !info.resident || info.retired {
@@ -37,25 +36,24 @@ impl Need {
             let why = match info.origin {
                 _ if info.locked || info.last_used == now => Why::InUse,
                 Origin::Recorded | Origin::Delivered | Origin::Hosted => Why::Evictable,
-                Origin::Fixed if info.lineage != Lineage::Activation => Why::Gradient,
-                Origin::Fixed if matches!(info.op.work, Work::New | Work::Fixed) => Why::Random,
-                Origin::Fixed => Why::Kept,
+                Origin::Kept if info.lineage != Lineage::Activation => Why::Gradient,
+                Origin::Kept if matches!(info.op.work, Work::New | Work::Fixed) => Why::Random,
+                Origin::Kept => Why::Kept,
             };
-            let storage = storages
-                .entry(info.owner)
-                .or_insert((why, info.owner_bytes));
-            storage.0 = storage.0.max(why);
+            let bytes = info.owner_bytes;
+            let storage = storages.entry(info.owner).or_insert(Stays { why, bytes });
+            storage.why = storage.why.max(why);
         }
         let of = |why| {
-            let same = storages.values().filter(|(own, _)| *own == why);
-            same.map(|(_, bytes)| bytes).sum()
+            let same = storages.values().filter(|storage| storage.why == why);
+            same.map(|storage| storage.bytes).sum()
         };
         Self {
             op,
             result_bytes,
             kept_bytes: of(Why::Kept),
-            random_bytes: constants_bytes + of(Why::Random),
-            gradients_bytes: gradients_bytes + of(Why::Gradient),
+            random_bytes: of(Why::Random),
+            gradients_bytes: of(Why::Gradient),
             in_use_bytes: of(Why::InUse),
         }
     }
@@ -66,6 +64,12 @@ impl Need {
             need: self,
         }
     }
+}
+
+/// A storage that stays.
+struct Stays {
+    why: Why,
+    bytes: u64,
 }
 
 /// Why a storage stays.

@@ -14,7 +14,7 @@ use burn_backend::{Backend, DType, DeviceOps, StreamId};
 use burn_decorator::{UseOrder, upload};
 use parking_lot::Mutex;
 
-use crate::budget::memory::MemoryStats;
+use crate::budget::counted::CountedBytes;
 use crate::host::delivered::Delivery;
 use crate::host::request::Request;
 use crate::node::extent::Extent;
@@ -100,25 +100,6 @@ struct Noted {
 struct Next {
     version: Arc<dyn Version>,
     dtype: DType,
-}
-
-/// Bytes on a device, counted until this is dropped.
-struct CountedBytes {
-    memory: Arc<MemoryStats>,
-    bytes: u64,
-}
-
-impl CountedBytes {
-    fn new(memory: Arc<MemoryStats>, bytes: u64) -> Self {
-        memory.counts.add(bytes);
-        Self { memory, bytes }
-    }
-}
-
-impl Drop for CountedBytes {
-    fn drop(&mut self) {
-        self.memory.counts.remove(self.bytes);
-    }
 }
 
 impl UploadOrder {
@@ -226,7 +207,7 @@ impl Ahead {
             tensor: Box::new(Held::new(upload::<B>(data, device))),
             delivery: Arc::downgrade(&request.delivery),
             dtype,
-            _counted: CountedBytes::new(memory, bytes),
+            _counted: CountedBytes::resident(memory, bytes),
         })
     }
 

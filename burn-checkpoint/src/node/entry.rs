@@ -24,8 +24,8 @@ pub(crate) trait AnyEntry: Send + Sync {
     fn rehearse(self: Arc<Self>);
     /// Starts to move the storage to host memory, and drops the recipe. Returns whether it did.
     fn offload(self: Arc<Self>) -> bool;
-    /// Returns the tensor that this is a view or reshaped copy of, made resident, if this node
-    /// holds its storage and it was evicted.
+    /// Returns the tensor that this is a view of, made resident, if this node holds its storage and
+    /// it was evicted.
     fn restore_viewed(&self) -> Option<Arc<dyn AnyEntry>>;
     /// Uploads the host copy before its use, if it is complete. Returns whether it is on the device
     /// now.
@@ -51,7 +51,7 @@ pub(crate) trait AnyEntry: Send + Sync {
     fn leave(&self, ended: &Arc<Region>, outer: Option<&Arc<Region>>) -> Option<u64>;
     /// Adds the inputs that have to come back before this node can be replayed, without those that
     /// this search, by its number, has seen.
-    fn sources(&self, search: u64, evicted: &mut Vec<Arc<dyn AnyEntry>>);
+    fn sources(&self, search: u32, evicted: &mut Vec<Arc<dyn AnyEntry>>);
     /// The place of a delivered tensor in the order of uploads, if it is in one.
     fn upload_place(&self) -> Option<UploadPlace>;
     /// Estimated nanoseconds to run this node's recipe alone, or to upload it.
@@ -64,9 +64,8 @@ pub(crate) struct NodeInfo {
     pub origin: Origin,
     pub resident: bool,
     pub locked: bool,
-    /// Whether a copy comes back from the host with the same order of elements: the storage is the
-    /// tensor's own and row-major. After another order a matmul may add up in another order.
-    pub can_move: bool,
+    /// Whether the storage is the tensor's own: then a copy of it can move to the host.
+    pub owns_storage: bool,
     pub users: u32,
     pub last_used: u64,
     /// The address of the node that counts the storage's bytes.
@@ -120,7 +119,7 @@ pub(crate) struct Group {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// It cannot: its storage stays as long as the node.
-    Fixed,
+    Kept,
     /// By its recipe.
     Recorded,
     /// By its recipe, which is never dropped, for each use: it is delivered.

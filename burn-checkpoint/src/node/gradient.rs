@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::budget::counted::{CountedBytes, Marked};
 use crate::budget::memory::MemoryStats;
 use crate::node::extent::Extent;
 use crate::record::clock::{Lineage, Phase, Step};
@@ -14,9 +15,9 @@ use crate::record::clock::{Lineage, Phase, Step};
 /// storage count until all handles of it and of its views are dropped: those of a gradient at most
 /// until the next forward pass begins, those of a constant until the training loop ends the step.
 #[derive(Clone)]
-pub struct Gradient(Arc<Marked>);
+pub struct Gradient(Arc<Mark>);
 
-struct Marked {
+struct Mark {
     /// The step in whose backward pass it was made; `None` if it was computed from state.
     step: Option<u64>,
     /// Whether it is new there, or computed from such a tensor without a recipe. What is computed
@@ -32,9 +33,8 @@ struct Marked {
 
 /// Where the bytes of a storage are counted.
 enum Counted {
-    /// By the counters of its device, with their budget, and how often such tensors were retired
-    /// before.
-    Here(Arc<MemoryStats>, u64),
+    /// Here.
+    Here { _bytes: CountedBytes },
     /// By the tensor that this is a view of.
     By(Gradient),
 }
@@ -50,11 +50,15 @@ impl Gradient {
         is_contiguous: bool,
     ) -> Option<Self> {
         let is_constant = lineage == Lineage::Activation;
-        let marked = memory.budget()?.marked(is_constant);
-        let retired = marked.lock().add(extent.bytes);
-        memory.counts.add(extent.bytes);
-        let counted = Counted::Here(memory, retired);
-        Some(Self(Arc::new(Marked {
+        let marked = if is_constant {
+            Marked::Constant
+        } else {
+            Marked::Gradient
+        };
+        let counted = Counted::Here {
+            _bytes: CountedBytes::marked(memory, extent.bytes, marked)?,
+        };
+        Some(Self(Arc::new(Mark {
             step: (lineage != Lineage::State).then_some(step.number),
             is_constant,
             is_contiguous,
@@ -67,12 +71,12 @@ impl Gradient {
     /// A view of it.
     pub(crate) fn view(&self, extent: Extent, is_contiguous: bool) -> Self {
         let owner = match &self.0.counted {
-            Counted::Here(..) => self,
+            Counted::Here { .. } => self,
             Counted::By(owner) => owner,
         };
         owner.0.views.fetch_add(1, Ordering::Relaxed);
         let counted = Counted::By(owner.clone());
-        Self(Arc::new(Marked {
+        Self(Arc::new(Mark {
             step: self.0.step,
             is_constant: self.0.is_constant,
             is_contiguous,
@@ -103,7 +107,7 @@ impl Gradient {
     #[inline]
     pub(crate) fn own_bytes(&self) -> u64 {
         match self.0.counted {
-            Counted::Here(..) => self.0.extent.bytes,
+            Counted::Here { .. } => self.0.extent.bytes,
             Counted::By(_) => 0,
         }
     }
@@ -126,24 +130,11 @@ impl Gradient {
     }
 }
 
-impl Drop for Marked {
+impl Drop for Mark {
     #[inline]
     fn drop(&mut self) {
-        match &self.counted {
-            Counted::Here(memory, retired) => {
-                let bytes = self.extent.bytes;
-                if let Some(budget) = memory.budget()
-                    && budget
-                        .marked(self.is_constant)
-                        .lock()
-                        .remove(bytes, *retired)
-                {
-                    memory.counts.remove(bytes);
-                }
-            }
-            Counted::By(owner) => {
-                owner.0.views.fetch_sub(1, Ordering::Relaxed);
-            }
+        if let Counted::By(owner) = &self.counted {
+            owner.0.views.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }

@@ -8,13 +8,14 @@ use std::thread::panicking;
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, Shape, TensorData, TensorMetadata};
 
-use crate::node::entry::Origin;
+use crate::node::Node;
+use crate::node::content::State;
 use crate::node::gradient::Gradient;
 use crate::node::kind::{Kind, SAME_KIND};
-use crate::node::recipe::{Saved, SavedValue};
+use crate::node::recipe::{Saved, SavedLeaf, SavedValue};
 use crate::node::replay;
+use crate::node::source::Source;
 use crate::node::unwound::{self, Held};
-use crate::node::{Node, Source, State, Storage, take_value, vacate};
 use crate::record;
 use crate::record::Call;
 use crate::record::clock::{Lineage, Read, Step};
@@ -39,7 +40,7 @@ pub struct Managed<B: Backend>(Source<B>);
 impl<B: Backend> Managed<B> {
     /// A further reference.
     pub(crate) fn new(source: Source<B>) -> Self {
-        source.node().meta.users.fetch_add(1, Ordering::Relaxed);
+        source.node().users.fetch_add(1, Ordering::Relaxed);
         Self(source)
     }
 
@@ -63,19 +64,19 @@ impl<B: Backend> Managed<B> {
     /// nor a replay has locked it.
     fn load<K: Kind<B>>(&self, consumes: bool) -> K::Primitive {
         let node = self.node();
-        let meta = &node.meta;
         loop {
             let mut state = node.state();
-            let goes = match meta.is_delivered {
-                true => state.locks == 0,
-                false => consumes && state.is_resident() && self.is_last(&mut state),
+            let goes = if node.meta.is_delivered {
+                state.locks == 0
+            } else {
+                consumes && state.content.is_resident() && self.is_last(&state)
             };
-            if let Storage::Resident(value) = &state.storage
+            if let Some(value) = state.content.value()
                 && !goes
             {
                 return K::peek(value).expect(SAME_KIND).clone();
             }
-            if let Some(value) = take_value(meta, &mut state) {
+            if let Some(value) = node.take_value(&mut state) {
                 return K::unwrap(value).expect(SAME_KIND);
             }
             drop(state);
@@ -85,10 +86,11 @@ impl<B: Backend> Managed<B> {
 
     /// Whether nothing else needs the storage. A buffer's only owner may write into it, so the last
     /// user gets the storage itself.
-    fn is_last(&self, state: &mut State<B>) -> bool {
-        let (meta, recipes) = (&self.node().meta, Arc::strong_count(self.node()) - 1);
-        let wanted = state.origin == Origin::Fixed && recipes > 0;
-        meta.users() == 1 && state.locks == 0 && !wanted && !state.outlasts_handles(meta, recipes)
+    fn is_last(&self, state: &State<B>) -> bool {
+        let node = self.node();
+        let recipes = Arc::strong_count(node) - 1;
+        let wanted = state.content.is_kept() && recipes > 0;
+        node.users() == 1 && state.locks == 0 && !wanted && !node.outlasts_handles(state, recipes)
     }
 }
 
@@ -108,18 +110,17 @@ impl<B: Backend> Drop for Managed<B> {
         }
         unwound::free();
         let node = self.node();
-        let meta = &node.meta;
         // With the last reference of all the node itself is dropped, and its storage with it.
-        if meta.users.fetch_sub(1, Ordering::AcqRel) != 1 || Arc::strong_count(node) == 1 {
+        if node.users.fetch_sub(1, Ordering::AcqRel) != 1 || Arc::strong_count(node) == 1 {
             return;
         }
         let mut state = node.state();
-        if state.outlasts_handles(meta, Arc::strong_count(node) - 1) {
+        if node.outlasts_handles(&state, Arc::strong_count(node) - 1) {
             return;
         }
-        let vacated = vacate(meta, &mut state);
+        let vacated = node.vacate(&mut state);
         drop(state);
-        meta.release(vacated);
+        node.release(vacated);
     }
 }
 
@@ -182,9 +183,9 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
                 (is_passing, mark.is_of(step))
             }
             Self::Managed(managed) => {
-                let meta = &managed.node().meta;
-                let is_passing = meta.lineage == Lineage::Gradient && meta.users() == 1;
-                (is_passing, meta.step.number == step.number)
+                let node = managed.node();
+                let is_passing = node.lineage() == Lineage::Gradient && node.users() == 1;
+                (is_passing, node.step().number == step.number)
             }
         };
         match (is_passing, is_of_step) {
@@ -234,10 +235,10 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
 
     pub(crate) fn save(&self) -> Saved<B, K> {
         Saved::new(match self {
-            Self::Resident(tensor, gradient) => {
-                let value = K::wrap(K::Primitive::clone(tensor));
-                SavedValue::Leaf(Box::new((value, gradient.clone())))
-            }
+            Self::Resident(tensor, gradient) => SavedValue::Leaf(Box::new(SavedLeaf {
+                value: K::wrap(K::Primitive::clone(tensor)),
+                _gradient: gradient.clone(),
+            })),
             Self::Managed(managed) => SavedValue::Node(managed.source()),
         })
     }
@@ -283,7 +284,7 @@ impl<B: Backend> fmt::Debug for Managed<B> {
             .field("op", &meta.op.name)
             .field("shape", &meta.shape)
             .field("dtype", &meta.dtype)
-            .field("resident", &self.node().state().is_resident())
+            .field("resident", &self.node().state().content.is_resident())
             .finish()
     }
 }

@@ -12,13 +12,50 @@ use burn_decorator::{in_shape, upload};
 
 use crate::host::ahead::{Ahead, UploadPlace, Version};
 use crate::host::request::Request;
+use crate::node::Node;
+use crate::node::content::Content;
 use crate::node::gradient::Gradient;
 use crate::node::kind::{Kind, SAME_KIND, Value};
-use crate::node::{InType, Node, Recipe, Source, Storage, take_value};
+use crate::node::source::Source;
 use crate::observe::verify;
 use crate::record;
 use crate::record::op::OpInfo;
 use crate::record::work::Work;
+
+/// How a tensor comes back. One vtable for each operation, so that the code of nodes is compiled
+/// once for a backend.
+pub(crate) trait Recipe<B: Backend>: Send + Sync {
+    /// Visits the managed inputs.
+    fn inputs(&self, visit: &mut dyn FnMut(&Source<B>));
+    /// Computes the result. Every input is resident.
+    fn run(&self) -> Value<B>;
+    /// Whether it runs an operation, rather than taking one of the results that another node holds.
+    fn computes(&self) -> bool {
+        true
+    }
+    /// Visits the other results of the operation, which come back with this one at no cost.
+    fn siblings(&self, _visit: &mut dyn FnMut(Arc<Node<B>>)) {}
+    /// The elements, if the recipe uploads them.
+    fn data(&self) -> Option<TensorData> {
+        None
+    }
+    /// Its place in the order of uploads, if it is in one.
+    fn place(&self) -> Option<UploadPlace> {
+        None
+    }
+    /// The recipe of the same tensor in another type, with what it is a view of, if its elements
+    /// can be requested in that type.
+    fn in_type(&self, _dtype: DType) -> Option<InType<B>> {
+        None
+    }
+}
+
+/// The recipe of a tensor in another type.
+pub(crate) struct InType<B: Backend> {
+    /// What the tensor is a view of.
+    pub viewed: Option<Source<B>>,
+    pub recipe: Arc<dyn Recipe<B>>,
+}
 
 /// The recipe of a row of the table: one closure, which visits the inputs if it gets a visitor, and
 /// else computes the result.
@@ -72,8 +109,8 @@ impl<B: Backend> Recipe<B> for Part<B> {
     }
 
     fn run(&self) -> Value<B> {
-        match &self.whole.node().state().storage {
-            Storage::Resident(Value::Many(parts)) => parts[self.index].clone(),
+        match self.whole.node().state().content.value() {
+            Some(Value::Many(parts)) => parts[self.index].clone(),
             _ => unreachable!("an operation with several results was replayed for one of them"),
         }
     }
@@ -107,7 +144,10 @@ impl<B: Backend> Recipe<B> for Upload<B> {
 
     fn in_type(&self, dtype: DType) -> Option<InType<B>> {
         let (request, device) = (self.request.in_type(dtype)?, self.device.clone());
-        Some((None, Arc::new(Self { request, device })))
+        Some(InType {
+            viewed: None,
+            recipe: Arc::new(Self { request, device }),
+        })
     }
 }
 
@@ -159,17 +199,27 @@ where
             reshaped: self.reshaped.clone(),
             run: self.run.clone(),
         };
-        Some((Some(viewed.source()), Arc::new(recipe)))
+        Some(InType {
+            viewed: Some(viewed.source()),
+            recipe: Arc::new(recipe),
+        })
     }
 }
 
 /// An operand of any kind as a recipe keeps it.
 pub(crate) enum SavedValue<B: Backend> {
     /// Boxed: most operands are nodes, and a recipe is allocated for each operation.
-    Leaf(Box<(Value<B>, Option<Gradient>)>),
+    Leaf(Box<SavedLeaf<B>>),
     Node(Source<B>),
     Many(Vec<Self>),
     Absent,
+}
+
+/// An operand that is no node.
+pub(crate) struct SavedLeaf<B: Backend> {
+    pub value: Value<B>,
+    /// Its mark, if it is a gradient: its bytes count as long as the recipe.
+    pub _gradient: Option<Gradient>,
 }
 
 impl<B: Backend> SavedValue<B> {
@@ -184,19 +234,21 @@ impl<B: Backend> SavedValue<B> {
     /// The operand, for a recipe that runs: its node is resident.
     pub fn load(&self) -> Value<B> {
         let source = match self {
-            Self::Leaf(leaf) => return leaf.0.clone(),
+            Self::Leaf(leaf) => return leaf.value.clone(),
             Self::Node(source) => source,
             Self::Many(xs) => return Value::Many(xs.iter().map(Self::load).collect()),
             Self::Absent => return Value::Absent,
         };
         let node = source.node();
         let mut state = node.state();
-        let value = match &state.storage {
-            Storage::Resident(_) if state.hand_over && state.locks == 1 => {
-                take_value(&node.meta, &mut state)
-            }
-            Storage::Resident(value) => Some(value.clone()),
-            Storage::Evicted | Storage::Host(_) => None,
+        let is_handed_over = match &state.content {
+            Content::Recorded(recorded) => recorded.hand_over && state.locks == 1,
+            _ => false,
+        };
+        let value = if is_handed_over {
+            node.take_value(&mut state)
+        } else {
+            state.content.value().cloned()
         };
         value.expect("a replay brings back inputs before it runs a recipe")
     }

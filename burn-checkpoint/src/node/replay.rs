@@ -15,8 +15,10 @@ use rustc_hash::FxHashMap;
 use crate::budget::again::again;
 use crate::error::RematError;
 use crate::host::request::DELIVERED;
-use crate::node::entry::{AnyEntry, Origin};
-use crate::node::{Node, Recipe, State, Storage, vacate};
+use crate::node::Node;
+use crate::node::content::{Content, State};
+use crate::node::entry::AnyEntry;
+use crate::node::recipe::Recipe;
 use crate::observe::stats::RematStats;
 use crate::observe::trace::{self, EventKind};
 use crate::observe::verify;
@@ -60,10 +62,14 @@ impl<B: Backend> Drop for Locked<B> {
         while let Some(node) = self.0.pop() {
             let mut state = node.state();
             state.locks -= 1;
-            let is_kept = node.meta.users() > 0 && !node.meta.is_delivered || state.branch_point;
-            let vacated = (!is_kept).then(|| vacate(&node.meta, &mut state));
+            let is_used = node.users() > 0 && !node.meta.is_delivered;
+            let vacated = if is_used || node.is_branch_point() {
+                None
+            } else {
+                node.vacate(&mut state)
+            };
             drop(state);
-            node.meta.release(vacated.flatten());
+            node.release(vacated);
         }
     }
 }
@@ -79,18 +85,17 @@ pub(crate) fn lock_inputs<B: Backend>(recipe: &dyn Recipe<B>) -> Locked<B> {
 /// Brings a node back that is in host memory, and uploads ahead what backward will use next.
 /// Returns whether the node is resident.
 pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
-    let meta = &node.meta;
-    let ahead = match &node.state().storage {
-        Storage::Resident(_) => return true,
-        Storage::Evicted => return false,
-        Storage::Host(copy) => copy.ahead.is_some(),
+    let (meta, memory) = (&node.meta, node.memory());
+    let ahead = match &node.state().content {
+        Content::Hosted { value: None, copy } => copy.ahead.is_some(),
+        content => return content.is_resident(),
     };
     if !ahead {
-        meta.memory.make_room(meta.op.name, meta.bytes);
+        memory.make_room(meta.op.name, node.bytes());
     }
     let mut state = node.state();
-    let Storage::Host(copy) = &mut state.storage else {
-        return state.is_resident();
+    let Content::Hosted { value: None, copy } = &mut state.content else {
+        return state.content.is_resident();
     };
     let ahead = copy.ahead.is_some();
     let value = match copy.tensor(&meta.device) {
@@ -105,34 +110,30 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
             panic!("{}", RematError::HostCopyLost { result, reason });
         }
     };
-    state.restores += u32::from(!verify::is_rehearsing());
-    let storage = std::mem::replace(&mut state.storage, Storage::Resident(value));
-    let unneeded = match storage {
+    let unneeded = match &mut state.content {
         // The copy is kept: the budget may evict the tensor again.
-        Storage::Host(copy) if meta.memory.may_evict() => {
-            state.copy = Some(copy);
+        Content::Hosted { value: slot, .. } if memory.may_evict() => {
+            *slot = Some(value);
             None
         }
-        storage => {
-            state.origin = Origin::Fixed;
-            Some(storage)
-        }
+        content => Some(std::mem::replace(content, Content::Kept(value))),
     };
     if !ahead {
-        meta.storage_added();
+        node.counted().add();
     }
     drop(state);
     drop(unneeded);
+    node.was_restored();
     if !ahead {
-        meta.uploaded();
+        node.uploaded();
     }
-    if let Some(budget) = meta.memory.budget() {
+    if let Some(budget) = node.budget() {
         // Nothing is uploaded ahead under a budget: what it evicts would depend on when copies
         // arrive.
-        meta.memory.prefetch.forget(meta.id);
+        memory.prefetch.forget(meta.id);
         budget.list(node);
     } else {
-        meta.memory.prefetch.asked_for(meta.id);
+        memory.prefetch.asked_for(meta.id);
     }
     true
 }
@@ -140,21 +141,25 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
 /// In verify mode: replays a node that is about to be evicted, and compares. It is resident after
 /// it as before.
 pub(crate) fn rehearse<B: Backend>(node: &Arc<Node<B>>) {
-    let mut state = node.state();
-    if state.origin != Origin::Recorded || verify::is_rehearsing() {
+    if verify::is_rehearsing() {
         return;
     }
-    let viewed = state.viewed.take();
-    let Some((storage, _)) = vacate(&node.meta, &mut state) else {
-        state.viewed = viewed;
+    let mut state = node.state();
+    let Content::Recorded(recorded) = &mut state.content else {
         return;
     };
+    let viewed = recorded.viewed.take();
+    let vacated = node.vacate(&mut state);
     drop(state);
-    drop(storage);
-    let rehearsing = Scope::enter(&verify::REHEARSING, true);
-    Plan::new(node.clone()).run();
-    drop(rehearsing);
-    node.state().viewed = viewed;
+    if vacated.is_some() {
+        drop(vacated);
+        let rehearsing = Scope::enter(&verify::REHEARSING, true);
+        Plan::new(node.clone()).run();
+        drop(rehearsing);
+    }
+    if let Content::Recorded(recorded) = &mut node.state().content {
+        recorded.viewed = viewed;
+    }
 }
 
 /// Locks a node for a replay, and returns its recipe unless it is resident: in one step, because
@@ -162,10 +167,10 @@ pub(crate) fn rehearse<B: Backend>(node: &Arc<Node<B>>) {
 fn lock<B: Backend>(node: &Arc<Node<B>>) -> Option<Arc<dyn Recipe<B>>> {
     loop {
         let mut state = node.state();
-        if !matches!(state.storage, Storage::Host(_)) {
+        if !state.content.is_on_host() {
             state.locks += 1;
-            let recipe = state.recipe.as_ref();
-            return recipe.filter(|_| !state.is_resident()).cloned();
+            let recipe = state.content.recipe();
+            return recipe.filter(|_| state.content.is_evicted()).cloned();
         }
         drop(state);
         fetch(node);
@@ -183,9 +188,19 @@ struct Planned<B: Backend> {
 /// A plan has room for so many nodes without further allocations.
 const USUAL: usize = 28;
 
-/// What brings a node back: its recipe, and the part of [`Plan::inputs`] that has the indices of
-/// its inputs.
-type Run<B> = (Arc<dyn Recipe<B>>, Range<usize>);
+/// What brings a node back.
+struct Run<B: Backend> {
+    recipe: Arc<dyn Recipe<B>>,
+    /// The part of [`Plan::inputs`] that has the indices of its inputs.
+    inputs: Range<usize>,
+}
+
+/// A node to run.
+struct Ordered<B: Backend> {
+    /// Its index among [`Plan::nodes`].
+    index: usize,
+    run: Run<B>,
+}
 
 struct Plan<B: Backend> {
     start: Instant,
@@ -197,7 +212,7 @@ struct Plan<B: Backend> {
     /// Indices of nodes.
     inputs: Vec<usize>,
     /// The nodes to run, inputs first.
-    order: Vec<(usize, Run<B>)>,
+    order: Vec<Ordered<B>>,
     /// What came back, counted when the plan is dropped.
     replayed: RematStats,
 }
@@ -231,7 +246,7 @@ impl<B: Backend> Plan<B> {
         stack.push((need(&mut plan.nodes, &plan.target, 1), None));
         while let Some((at, run)) = stack.pop() {
             if let Some(run) = run {
-                plan.order.push((at, run));
+                plan.order.push(Ordered { index: at, run });
                 continue;
             }
             let Some(planned) = plan.nodes[at].as_mut().filter(|node| node.found.is_none()) else {
@@ -252,13 +267,17 @@ impl<B: Backend> Plan<B> {
             // are stored.
             recipe.siblings(&mut |sibling| {
                 let state = sibling.state();
-                let evicted = matches!(state.storage, Storage::Evicted);
-                let has_users = sibling.meta.users() > 0;
+                let evicted = state.content.is_evicted();
+                let has_users = sibling.users() > 0;
                 if evicted && has_users && plan.is_kept(&sibling, &state) {
                     siblings.push((need(&mut plan.nodes, &sibling, 0), None));
                 }
             });
-            stack.push((at, Some((recipe, inputs.clone()))));
+            let run = Run {
+                recipe,
+                inputs: inputs.clone(),
+            };
+            stack.push((at, Some(run)));
             stack.extend(plan.inputs[inputs].iter().map(|input| (*input, None)));
             stack.append(&mut siblings);
         }
@@ -266,15 +285,16 @@ impl<B: Backend> Plan<B> {
     }
 
     fn run(mut self) {
-        for (at, (recipe, inputs)) in std::mem::take(&mut self.order) {
-            let Some(Planned { node, .. }) = &self.nodes[at] else {
+        for Ordered { index, run } in std::mem::take(&mut self.order) {
+            let Run { recipe, inputs } = run;
+            let Some(Planned { node, .. }) = &self.nodes[index] else {
                 continue;
             };
-            let memory = &node.meta.memory;
+            let memory = node.memory();
             if !memory.retries() {
                 self.lend(inputs.clone());
             }
-            let is_of_target = Arc::ptr_eq(memory, &self.target.meta.memory);
+            let is_of_target = Arc::ptr_eq(memory, self.target.memory());
             step(node, &*recipe, is_of_target.then_some(&mut self.replayed));
             // A tensor that came back and stays no longer needs its recipe, unless a budget may
             // evict it again.
@@ -291,11 +311,13 @@ impl<B: Backend> Plan<B> {
     fn lend(&self, inputs: Range<usize>) {
         for input in &self.inputs[inputs] {
             if let Some(Planned { node, uses: 1, .. }) = &self.nodes[*input]
-                && node.meta.users() == 0
+                && node.users() == 0
             {
                 let mut state = node.state();
-                state.hand_over =
-                    state.locks == 1 && state.origin == Origin::Recorded && !state.branch_point;
+                let is_only_use = state.locks == 1 && !node.is_branch_point();
+                if let Content::Recorded(recorded) = &mut state.content {
+                    recorded.hand_over = is_only_use;
+                }
             }
         }
     }
@@ -319,7 +341,7 @@ impl<B: Backend> Plan<B> {
         if Arc::ptr_eq(node, &self.target) {
             return true;
         }
-        let is_needed = node.meta.users() > 0 || state.feeds_inner_scope || state.branch_point;
+        let is_needed = node.users() > 0 || state.feeds_inner_scope || node.is_branch_point();
         if !is_needed || node.meta.is_delivered || verify::is_rehearsing() {
             return false;
         }
@@ -333,22 +355,30 @@ impl<B: Backend> Plan<B> {
             return;
         };
         let mut state = node.state();
-        let is_kept = match found {
-            true => node.meta.users() > 0 || state.branch_point,
-            false => self.is_kept(node, &state),
+        let is_kept = if found {
+            node.users() > 0 || node.is_branch_point()
+        } else {
+            self.is_kept(node, &state)
         };
         state.locks -= 1;
-        state.hand_over = false;
+        if let Content::Recorded(recorded) = &mut state.content {
+            recorded.hand_over = false;
+        }
         // A replay that a comparison interrupts may have locked it too: that replay brings it back
         // itself.
-        let of_others = match verify::is_rehearsing() && !found {
-            true => std::mem::take(&mut state.locks),
-            false => 0,
+        let of_others = if verify::is_rehearsing() && !found {
+            std::mem::take(&mut state.locks)
+        } else {
+            0
         };
-        let vacated = (!is_kept).then(|| vacate(&node.meta, &mut state));
+        let vacated = if is_kept {
+            None
+        } else {
+            node.vacate(&mut state)
+        };
         state.locks += of_others;
         drop(state);
-        node.meta.release(vacated.flatten());
+        node.release(vacated);
     }
 }
 
@@ -362,29 +392,33 @@ fn step<B: Backend>(
     let meta = &node.meta;
     // One of several results is there already: room for all was made before the operation ran.
     if recipe.computes() {
-        let bytes = meta.own_bytes() + meta.parts_bytes;
-        meta.memory.make_room(meta.op.name, bytes);
+        let own = node.budgeted.as_ref();
+        let bytes = node.own_bytes() + own.map_or(0, |own| own.parts_bytes);
+        node.memory().make_room(meta.op.name, bytes);
     }
     let rehearsing = verify::is_rehearsing();
     let start = trace::is_on().then(Instant::now);
-    let value = again(&meta.memory, meta.op, || recipe.run());
+    let value = again(node.memory(), meta.op, || recipe.run());
     let time = start.map_or(Duration::ZERO, |start| start.elapsed());
     let mut state = node.state();
     // Another thread has brought it back meanwhile.
-    if state.is_resident() {
+    if state.content.is_resident() {
         return;
     }
+    let checksum = match &state.content {
+        Content::Recorded(recorded) => recorded.checksum,
+        _ => None,
+    };
     // A value that differs is dropped; the next try compares again.
-    if verify::differs(state.checksum, &value) {
+    if verify::differs(checksum, &value) {
         drop((state, value));
         verify::fail(&RematError::ReplayDiffers(meta.result()));
     }
-    state.checksum = None;
-    state.restores += u32::from(!rehearsing);
-    state.storage = Storage::Resident(value);
-    meta.storage_added();
+    state.content.came_back(value);
+    node.counted().add();
     drop(state);
-    let budget = meta.memory.budget();
+    node.was_restored();
+    let budget = node.budget();
     if let Some(budget) = budget {
         budget.list(node);
     }
@@ -392,20 +426,21 @@ fn step<B: Backend>(
         return;
     }
     if *meta.op == DELIVERED {
-        return meta.uploaded();
+        return node.uploaded();
     }
-    if let Some(budget) = budget {
-        budget.thrashing.replayed(meta.cost_ns);
+    if let (Some(budget), Some(own)) = (budget, &node.budgeted) {
+        budget.thrashing.replayed(own.cost_ns);
     }
-    meta.emit(|traced| EventKind::Replay(traced, time), meta.bytes);
+    let bytes = node.bytes();
+    node.emit(|traced| EventKind::Replay(traced, time), bytes);
     let count = |stats: &mut RematStats| {
-        stats.replayed_bytes += meta.bytes;
+        stats.replayed_bytes += bytes;
         stats.replayed_operations += u64::from(recipe.computes());
     };
     match replayed {
         Some(replayed) => count(replayed),
         // On another device than the target, or made by another thread.
-        None => meta.memory.counts.count(|stats| {
+        None => node.memory().counts.count(|stats| {
             count(stats);
             stats.replay_time += time;
         }),
@@ -420,7 +455,7 @@ impl<B: Backend> Drop for Plan<B> {
         }
         if self.replayed != RematStats::default() {
             self.replayed.replay_time = self.start.elapsed();
-            let counts = &self.target.meta.memory.counts;
+            let counts = &self.target.memory().counts;
             counts.count(|stats| *stats = *stats + self.replayed);
         }
     }

@@ -158,35 +158,3 @@ impl Counts {
         self.peak.store(self.live(), Ordering::Relaxed);
     }
 }
-
-/// Bytes that marks count, of gradients or of constants.
-#[derive(Default)]
-pub(crate) struct MarkedBytes {
-    pub bytes: u64,
-    retired: u64,
-}
-
-impl MarkedBytes {
-    /// Adds a storage. Returns how often such storages were retired before.
-    #[inline]
-    pub fn add(&mut self, bytes: u64) -> u64 {
-        self.bytes += bytes;
-        self.retired
-    }
-
-    /// Removes a storage that was added after so many retirements. Returns whether it still counts.
-    #[inline]
-    pub fn remove(&mut self, bytes: u64, retired: u64) -> bool {
-        let counts = self.retired == retired;
-        if counts {
-            self.bytes -= bytes;
-        }
-        counts
-    }
-
-    /// All are state from now on: none counts any more. Returns their bytes.
-    pub fn retire(&mut self) -> u64 {
-        self.retired += 1;
-        std::mem::take(&mut self.bytes)
-    }
-}

@@ -1,25 +1,30 @@
 //! One operation that is recorded.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, DeviceId, DeviceOps, Shape};
+use burn_decorator::gradient::{self, Pass};
 
-use super::order::Order;
 use super::results::Results;
 use super::room::Room;
 use super::shares::Shares;
 use crate::budget::again::again;
+use crate::budget::counted::CountedBytes;
 use crate::budget::memory::MemoryStats;
+use crate::node::budgeted::Budgeted;
+use crate::node::content::{Content, State};
 use crate::node::entry::Origin;
 use crate::node::extent::Extent;
 use crate::node::gradient::Gradient;
 use crate::node::handle::Managed;
 use crate::node::kind::Value;
+use crate::node::meta::TensorMeta;
 use crate::node::recipe::Part;
+use crate::node::recipe::Recipe;
 use crate::node::replay::{self, Locked};
-use crate::node::{Node, Recipe, Source, Storage, TensorMeta, Viewed};
+use crate::node::source::Source;
+use crate::node::{Node, Storage};
 use crate::observe::trace::{self, EventKind};
 use crate::record::clock::{self, Lineage, Phase, Step};
 use crate::record::context::{self, OpContext};
@@ -42,9 +47,8 @@ pub(crate) struct Call<B: Backend> {
     pub(super) waiting: Option<Vec<Arc<Node<B>>>>,
     /// Of a view operation, once its first operand was seen.
     pub(super) shares: Option<Shares<B>>,
-    pub(super) order: Order,
-    /// For a view in a scope that may offload: what it is a view of.
-    pub(super) viewed: Option<Box<Viewed<B>>>,
+    /// For a view in a scope that may offload: the storage of what it is a view of.
+    pub(super) viewed: Option<Box<Value<B>>>,
     /// Whether the result is a constant of this backward pass if it has no recipe: it is new, or an
     /// operand is one.
     pub(super) is_constant: bool,
@@ -84,11 +88,10 @@ impl<B: Backend> Call<B> {
             op,
             cost: op_context.step.map(|_| OpCost::new(op)),
             op_context,
-            origin: Origin::Fixed,
+            origin: Origin::Kept,
             lineage: Lineage::Activation,
             waiting: None,
             shares: None,
-            order: Order::default(),
             viewed: None,
             is_constant: false,
             largest: 0,
@@ -106,7 +109,7 @@ impl<B: Backend> Call<B> {
     /// again. Without a recipe it may write into its operands.
     #[inline]
     pub fn needs_recipe(&self) -> bool {
-        self.origin != Origin::Fixed || self.retrying().is_some()
+        self.origin != Origin::Kept || self.retrying().is_some()
     }
 
     /// Runs the operation by its recipe, as often as there is no memory for it, if its budget
@@ -148,7 +151,7 @@ impl<B: Backend> Call<B> {
         }
         if let Some(step) = self.op_context.step {
             let is_seed =
-                self.op.name == "float_ones" && room.elements() == 1 && !clock::is_at_gradient();
+                self.op.name == "float_ones" && room.elements() == 1 && context::is_seed();
             if is_seed {
                 // Autodiff starts a backward pass with it.
                 self.op_context.step = context::begin(Phase::Backward);
@@ -171,6 +174,7 @@ impl<B: Backend> Call<B> {
             && step.phase != Phase::Forward
             && self.op.name.ends_with("from_data")
             && room.elements() > 1
+            && gradient::pass().is_none()
         {
             self.op_context.step = context::begin(Phase::Forward);
         }
@@ -213,7 +217,7 @@ impl<B: Backend> Call<B> {
         value: &'a mut Value<B>,
         recipe: Option<Arc<dyn Recipe<B>>>,
     ) -> Results<'a, B> {
-        let recipe = recipe.filter(|_| self.origin != Origin::Fixed);
+        let recipe = recipe.filter(|_| self.origin != Origin::Kept);
         if let Value::Many(parts) = value {
             let recipe = recipe.filter(|_| self.origin == Origin::Recorded);
             return self.finish_many(std::mem::take(parts), recipe);
@@ -225,8 +229,9 @@ impl<B: Backend> Call<B> {
         if let Some(viewed) = self.viewed.take() {
             keep_viewed(&node, viewed);
         }
-        let meta = &node.meta;
-        self.computed(&meta.memory, meta.cost_ns, meta.bytes);
+        if let Some(own) = &node.budgeted {
+            self.computed(node.memory(), own.cost_ns, node.bytes());
+        }
         Results::One(Some(self.enter(node)))
     }
 
@@ -243,7 +248,7 @@ impl<B: Backend> Call<B> {
         };
         let in_scope = self.op_context.region.is_some();
         let is_gradient = self.lineage != Lineage::Activation;
-        let is_fixed = self.origin == Origin::Fixed;
+        let is_fixed = self.origin == Origin::Kept;
         let is_marked = match &self.shares {
             _ if is_node => false,
             _ if is_gradient => !in_scope,
@@ -307,9 +312,11 @@ impl<B: Backend> Call<B> {
             first
                 .siblings
                 .get_or_init(|| nodes().map(Arc::downgrade).collect());
-            let meta = &first.whole.node().meta;
-            let bytes = nodes().map(|node| node.meta.bytes).sum();
-            self.computed(&meta.memory, meta.cost_ns, bytes);
+            let whole = first.whole.node();
+            if let Some(own) = &whole.budgeted {
+                let bytes = nodes().map(|node| node.bytes()).sum();
+                self.computed(whole.memory(), own.cost_ns, bytes);
+            }
         }
         Results::Many(results.into_iter())
     }
@@ -325,20 +332,26 @@ impl<B: Backend> Call<B> {
             elements += extent.elements;
             parts_bytes += extent.bytes;
         }
-        let cost_ns = self.cost_ns(&memory, elements, parts_bytes);
-        let (number, shape, dtype) = (self.op_context.number, Shape::new([]), DType::U8);
-        let extent = Extent::of(&shape, dtype);
+        let mut budgeted = self.budgeted(&memory, elements, parts_bytes);
+        if let Some(own) = &mut budgeted {
+            own.parts_bytes = parts_bytes;
+        }
+        let (shape, dtype) = (Shape::new([]), DType::U8);
         let meta = TensorMeta {
-            bytes: 0,
-            cost_ns,
-            parts_bytes,
-            step: self.step(),
-            lineage: self.lineage,
-            ..TensorMeta::new(self.op, number, shape, dtype, extent, device, memory)
+            op: self.op,
+            id: self.op_context.number,
+            call: 0,
+            extent: Extent::of(&shape, dtype),
+            shape,
+            dtype,
+            device,
+            contiguous: true,
+            is_delivered: false,
         };
-        let (storage, region) = (Storage::Evicted, self.op_context.region.clone());
-        let node = Node::new(meta, storage, Origin::Recorded, region, Some(recipe));
-        Source::new(Arc::new(node))
+        let storage = Storage::Own(CountedBytes::new(memory, 0));
+        let region = self.op_context.region.clone();
+        let state = State::new(Content::recorded(None, recipe), region);
+        Source::new(Arc::new(Node::new(meta, storage, budgeted, 0, state)))
     }
 
     /// The counters for a result on this device, taken from the operands if they are known.
@@ -354,10 +367,8 @@ impl<B: Backend> Call<B> {
     #[inline]
     fn cost_ns(&self, memory: &MemoryStats, elements: u64, bytes: u64) -> f32 {
         let budget = memory.budget();
-        match (
-            &self.cost,
-            budget.and_then(|budget| budget.settings.device.as_ref()),
-        ) {
+        let device = budget.and_then(|budget| budget.settings.device.as_ref());
+        match (&self.cost, device) {
             (Some(cost), Some(device)) => cost.ns_on(device, elements, bytes),
             (Some(cost), _) => cost.ns(elements),
             (None, _) => 0.0,
@@ -375,49 +386,15 @@ impl<B: Backend> Call<B> {
         }
     }
 
-    fn step(&self) -> Step {
-        self.op_context.step.unwrap_or(Step::FIRST)
-    }
-
-    /// The record of a result. It has one user: the handle that `enter` makes.
+    /// What the budget of these counters, if they have one, needs of a result of so many elements
+    /// and bytes.
     #[inline]
-    fn meta(&mut self, value: &Value<B>, origin: Origin) -> TensorMeta<B> {
-        let device = value.device().unwrap_or_default();
-        let memory = self.memory_on(&device);
-        let shape = value.shape();
-        let dtype = value.dtype();
-        let extent = Extent::of(&shape, dtype);
-        let (group, own) = match &self.shares {
-            None | Some(Shares::Own) => (None, true),
-            // A gradient's bytes are counted by its handles.
-            Some(Shares::Leaf | Shares::Gradient(_)) => (None, false),
-            Some(Shares::With(source)) => (Some(source.clone()), true),
-        };
-        let cost_ns = self.cost_ns(&memory, extent.elements, extent.bytes);
-        let budget = memory.budget().filter(|_| origin != Origin::Delivered);
-        TensorMeta {
-            place: budget.map_or(0, |budget| budget.next_place()),
-            contiguous: self.is_contiguous(),
-            row_major: self.order.is_kept(self.op, extent.elements),
-            is_delivered: origin == Origin::Delivered,
-            overwrites: self.written > 0,
-            group,
-            users: AtomicU32::new(1),
-            call: self.op_context.call,
-            cost_ns,
-            step: self.step(),
-            lineage: self.lineage,
-            bytes: if own { extent.bytes } else { 0 },
-            ..TensorMeta::new(
-                self.op,
-                self.op_context.number,
-                shape,
-                dtype,
-                extent,
-                device,
-                memory,
-            )
-        }
+    fn budgeted(&self, memory: &MemoryStats, elements: u64, bytes: u64) -> Option<Budgeted<B>> {
+        memory.budget()?;
+        let step = self.op_context.step.unwrap_or(Step::FIRST);
+        let cost_ns = self.cost_ns(memory, elements, bytes);
+        let id = self.op_context.number;
+        Some(Budgeted::new(id, step, self.lineage, cost_ns))
     }
 
     /// Whether a policy that sees the result keeps it.
@@ -447,34 +424,70 @@ impl<B: Backend> Call<B> {
         if recipe.is_some() && self.is_kept(value) {
             recipe = None;
         }
-        let origin = match recipe {
-            Some(_) => self.origin,
-            None => Origin::Fixed,
-        };
         Arc::new_cyclic(|_| {
-            let meta = self.meta(value, origin);
+            let device = value.device().unwrap_or_default();
+            let memory = self.memory_on(&device);
+            let (shape, dtype) = (value.shape(), value.dtype());
+            let extent = Extent::of(&shape, dtype);
+            let is_delivered = recipe.is_some() && self.origin == Origin::Delivered;
+            let mut budgeted = self.budgeted(&memory, extent.elements, extent.bytes);
+            if let (Some(own), Some(budget)) = (&mut budgeted, memory.budget()) {
+                own.overwrites = self.written > 0;
+                if !is_delivered {
+                    own.place = budget.next_place();
+                }
+            }
+            let storage = match &self.shares {
+                None | Some(Shares::Own) => Storage::Own(CountedBytes::new(memory, extent.bytes)),
+                // A gradient's bytes are counted by its handles.
+                Some(Shares::Leaf | Shares::Gradient(_)) => {
+                    Storage::Own(CountedBytes::new(memory, 0))
+                }
+                Some(Shares::With(source)) => Storage::shared(source.clone(), memory),
+            };
+            let meta = TensorMeta {
+                op: self.op,
+                id: self.op_context.number,
+                call: self.op_context.call,
+                shape,
+                dtype,
+                extent,
+                device,
+                contiguous: self.is_contiguous(),
+                is_delivered,
+            };
+            let value = std::mem::replace(value, Value::Absent);
+            let content = match recipe {
+                None => Content::Kept(value),
+                Some(recipe) if is_delivered => Content::Delivered {
+                    value: Some(value),
+                    recipe,
+                },
+                Some(recipe) => Content::recorded(Some(value), recipe),
+            };
             let region = self.op_context.region.clone();
-            let storage = Storage::Resident(std::mem::replace(value, Value::Absent));
-            Node::new(meta, storage, origin, region, recipe)
+            // It has one user: the handle that `enter` makes.
+            Node::new(meta, storage, budgeted, 1, State::new(content, region))
         })
     }
 
     /// Counts a new node, and adds it to its scope and its budget.
     fn enter(&self, node: Arc<Node<B>>) -> Managed<B> {
-        let meta = &node.meta;
-        meta.storage_added();
-        meta.emit(|traced| EventKind::Alloc(traced, meta.kind()), meta.bytes);
+        node.counted().add();
+        node.emit(|traced| EventKind::Alloc(traced, node.kind()), node.bytes());
         let weak = || Arc::downgrade(&node);
         if self.op_context.region.is_some() {
-            context::enlist(weak(), meta.own_bytes());
+            context::enlist(weak(), node.own_bytes());
         }
-        if let Some(budget) = meta.memory.budget()
-            && !meta.is_delivered
+        if let (Some(budget), Some(own)) = (node.budget(), &node.budgeted)
+            && !node.meta.is_delivered
         {
-            if let Some(owner) = &meta.group {
-                owner.node().state().add_view(&node);
+            if let Storage::Shared { owner, .. } = &node.storage
+                && let Some(owner) = &owner.node().budgeted
+            {
+                owner.add_view(&node);
             }
-            budget.register(meta.place, weak());
+            budget.register(own.place, weak());
         }
         Managed::first(Source::new(node))
     }
@@ -496,7 +509,8 @@ impl<B: Backend> Call<B> {
         // gradients; what autodiff itself computes again is cheaper.
         let begins = self.lineage == Lineage::Gradient
             || step.phase != Phase::Forward && self.op.work == Work::Compute;
-        if begins && self.op.is_forward_only {
+        let is_told = gradient::pass() == Some(Pass::Backward);
+        if begins && self.op.is_forward_only && !is_told {
             self.op_context.step = context::begin(Phase::Forward);
             return Lineage::Activation;
         }
@@ -511,9 +525,10 @@ impl<B: Backend> Call<B> {
 
 /// Keeps the storage of the tensor that this one is a view of, for a scope that may offload it.
 #[cold]
-fn keep_viewed<B: Backend>(node: &Node<B>, viewed: Box<Viewed<B>>) {
-    let mut state = node.state();
-    if state.origin == Origin::Recorded && (node.meta.group.is_some() || !node.meta.row_major) {
-        state.viewed = Some(viewed);
+fn keep_viewed<B: Backend>(node: &Node<B>, viewed: Box<Value<B>>) {
+    if let Content::Recorded(recorded) = &mut node.state().content
+        && matches!(node.storage, Storage::Shared { .. })
+    {
+        recorded.viewed = Some(viewed);
     }
 }

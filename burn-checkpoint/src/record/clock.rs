@@ -2,9 +2,13 @@
 //!
 //! Gradients, and what an optimizer computes from them, get no recipe: a recipe would keep a step's
 //! whole tape for a tensor that is used at once, and the recipes of one step would refer to those
-//! of earlier steps. A gradient is the seed of a backward pass, or computed from it. A backward
-//! pass starts at its seed, an update when an optimizer of Burn compares the devices of a gradient
-//! and its parameter, a forward pass at an operation that only forward passes run.
+//! of earlier steps. A gradient is the seed of a backward pass, or computed from it.
+//!
+//! Which pass runs is told by [`gradient::backward`](burn_decorator::gradient::backward) and
+//! [`gradient::update`](burn_decorator::gradient::update) where a backend or an optimizer calls
+//! them: see [`Told`]. Elsewhere a backward pass starts at its seed, and an update when an optimizer
+//! of Burn compares the devices of a gradient and its parameter. A forward pass starts at an
+//! operation that only forward passes run.
 
 use std::cell::Cell;
 
@@ -30,6 +34,20 @@ pub(crate) enum Read {
     /// What an earlier step's gradients became: a parameter, or state of an optimizer.
     State,
     Other,
+}
+
+/// Whether this thread was ever told of a pass. Where it was, none of that kind is guessed.
+#[derive(Clone, Copy)]
+pub(crate) struct Told {
+    pub backward: bool,
+    pub update: bool,
+}
+
+impl Told {
+    pub const NOTHING: Self = Self {
+        backward: false,
+        update: false,
+    };
 }
 
 /// Notes that the device of a float tensor is read. Returns whether this begins an update: of the

@@ -7,6 +7,7 @@ use std::sync::{Arc, Once, Weak};
 
 use burn_backend::{Backend, DeviceId, DeviceOps};
 use burn_decorator::cell::{Scope, with_value};
+use burn_decorator::gradient::{self, Pass};
 use parking_lot::Mutex;
 
 use crate::budget::MemoryBudget;
@@ -15,7 +16,7 @@ use crate::budget::stack::Stack;
 use crate::node::entry::AnyEntry;
 use crate::node::unwound;
 use crate::observe::stats::{self, Counts, RematStats};
-use crate::record::clock::{self, Phase, Read, Step};
+use crate::record::clock::{self, Phase, Read, Step, Told};
 use crate::record::op::OpInfo;
 use crate::scope::policy::Policy;
 use crate::scope::region::Region;
@@ -37,6 +38,7 @@ thread_local! {
             in_scope: Cell::new(false),
             has_budget: Cell::new(false),
             step: Cell::new(Step::FIRST),
+            told: Cell::new(Told::NOTHING),
             met: Cell::new(false),
         }
     };
@@ -62,6 +64,7 @@ struct Flags {
     in_scope: Cell<bool>,
     has_budget: Cell<bool>,
     step: Cell<Step>,
+    told: Cell<Told>,
     /// Whether a tensor of `Remat` was used or returned since the outermost scope began.
     met: Cell<bool>,
 }
@@ -70,6 +73,26 @@ impl Flags {
     /// Begins a pass. Returns where in a step the thread was.
     fn begin(&self, phase: Phase) -> Step {
         self.step.replace(self.step.get().begin(phase))
+    }
+
+    /// Where in a step the thread is. After a backward pass an update begins as it is told.
+    #[inline]
+    fn told_step(&self) -> Step {
+        let step = self.step.get();
+        if step.phase == Phase::Backward && gradient::is_updating() {
+            return self.begin_update();
+        }
+        step
+    }
+
+    #[cold]
+    fn begin_update(&self) -> Step {
+        let told = self.told.get();
+        self.told.set(Told {
+            update: true,
+            ..told
+        });
+        begin(Phase::Update).unwrap_or(self.step.get())
     }
 }
 
@@ -121,7 +144,10 @@ impl Context {
     fn change_budget(&mut self) {
         let devices = self.budget().map(|budget| budget.devices.lock().clone());
         self.counters = devices.unwrap_or_default();
-        FLAGS.with(|flags| flags.begin(Phase::Forward));
+        FLAGS.with(|flags| {
+            flags.begin(Phase::Forward);
+            flags.told.set(Told::NOTHING);
+        });
         self.update();
     }
 
@@ -231,7 +257,7 @@ pub(crate) fn tick(op: &OpInfo) -> OpContext {
             region: None,
             keeps: false,
             call: 0,
-            step: flags.has_budget.get().then(|| flags.step.get()),
+            step: flags.has_budget.get().then(|| flags.told_step()),
         };
         if flags.in_scope.get() {
             tick.enter(op);
@@ -285,9 +311,22 @@ pub(crate) fn step() -> Step {
 
 /// Notes that the device of a float tensor is read, which may begin an update.
 pub(crate) fn reads_device(of: Read) {
-    if clock::reads_device(of) && step().phase == Phase::Backward {
+    let is_update = clock::reads_device(of);
+    let told = FLAGS.with(|flags| flags.told.get());
+    if is_update && !told.update && step().phase == Phase::Backward {
         begin(Phase::Update);
     }
+}
+
+/// Whether a new tensor of one element, which is 1, is the seed of a backward pass.
+pub(crate) fn is_seed() -> bool {
+    let told = FLAGS.with(|flags| flags.told.get());
+    let is_told = gradient::pass() == Some(Pass::Backward);
+    if is_told {
+        let backward = true;
+        FLAGS.with(|flags| flags.told.set(Told { backward, ..told }));
+    }
+    (is_told || !told.backward) && !clock::is_at_gradient()
 }
 
 /// Opens a scope.

@@ -6,14 +6,18 @@ use std::sync::Arc;
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, DeviceOps, Shape, TensorMetadata};
 
+use crate::budget::counted::CountedBytes;
 use crate::host::ahead::Version;
 use crate::host::request::{DELIVERED, Request};
-use crate::node::entry::Origin;
+use crate::node::content::{Content, State};
 use crate::node::extent::Extent;
 use crate::node::handle::{Handle, Managed};
 use crate::node::kind::{Kind, Value};
+use crate::node::meta::TensorMeta;
 use crate::node::recipe::Upload;
-use crate::node::{Node, Recipe, Source, Storage, TensorMeta};
+use crate::node::recipe::{InType, Recipe};
+use crate::node::source::Source;
+use crate::node::{Node, Storage};
 use crate::record::context;
 use crate::record::op::OpInfo;
 use crate::record::work::Work;
@@ -26,12 +30,21 @@ pub(crate) fn parameter<B: Backend>(path: &'static OpInfo, value: Value<B>) -> M
     let (shape, dtype) = (value.shape(), value.dtype());
     let extent = Extent::of(&shape, dtype);
     let meta = TensorMeta {
-        bytes: 0,
-        ..TensorMeta::new(path, number, shape, dtype, extent, device, memory)
+        op: path,
+        id: number,
+        call: 0,
+        shape,
+        dtype,
+        extent,
+        device,
+        contiguous: true,
+        is_delivered: false,
     };
-    meta.storage_added();
-    let node = Node::new(meta, Storage::Resident(value), Origin::Fixed, None, None);
-    Managed::new(Source::new(Arc::new(node)))
+    let storage = Storage::Own(CountedBytes::resident(memory, 0));
+    let state = State::new(Content::Kept(value), None);
+    Managed::first(Source::new(Arc::new(Node::new(
+        meta, storage, None, 1, state,
+    ))))
 }
 
 /// The tensor that was requested.
@@ -40,7 +53,7 @@ pub(crate) fn delivered<B: Backend>(request: Request, device: &Device<B>) -> Man
         shape: request.shape.clone(),
         dtype: request.dtype,
         device: device.clone(),
-        row_major: true,
+        contiguous: true,
         viewed: None,
     };
     let (device, place) = (device.clone(), request.place.clone());
@@ -55,13 +68,13 @@ pub(crate) fn delivered<B: Backend>(request: Request, device: &Device<B>) -> Man
 /// A delivered tensor, or a view of one, in another type, if its elements can be delivered in that
 /// type.
 pub(crate) fn in_type<B: Backend>(node: &Node<B>, dtype: DType) -> Option<Managed<B>> {
-    let (viewed, recipe) = node.recipe()?.in_type(dtype)?;
+    let InType { viewed, recipe } = node.recipe()?.in_type(dtype)?;
     let meta = &node.meta;
     let promised = Promised {
         shape: meta.shape.clone(),
         dtype,
         device: meta.device.clone(),
-        row_major: meta.row_major,
+        contiguous: meta.contiguous,
         viewed,
     };
     Some(derived(meta.op, promised, recipe))
@@ -72,7 +85,8 @@ pub(crate) struct Promised<B: Backend> {
     pub shape: Shape,
     pub dtype: DType,
     pub device: Device<B>,
-    row_major: bool,
+    /// Whether a reshape of it is a view.
+    contiguous: bool,
     /// The managed tensor that it is computed from.
     viewed: Option<Source<B>>,
 }
@@ -91,7 +105,7 @@ impl<B: Backend> Promised<B> {
             shape: handle.shape(),
             dtype: handle.dtype(),
             device: handle.device(),
-            row_major: false,
+            contiguous: false,
             viewed: match handle {
                 Handle::Resident(..) => None,
                 Handle::Managed(managed) => Some(managed.source()),
@@ -108,23 +122,28 @@ pub(crate) fn derived<B: Backend>(
 ) -> Managed<B> {
     let number = context::tick(op).number;
     let viewed = promised.viewed.filter(|_| op.work == Work::View);
-    let group = viewed.map(|viewed| viewed.node().meta.group.clone().unwrap_or(viewed));
     let (shape, dtype, device) = (promised.shape, promised.dtype, promised.device);
     let extent = Extent::of(&shape, dtype);
     let memory = context::memory_on(device.id());
-    let meta = TensorMeta {
-        is_delivered: true,
-        contiguous: promised.row_major,
-        row_major: promised.row_major,
-        group,
-        ..TensorMeta::new(op, number, shape, dtype, extent, device, memory)
+    let storage = match viewed {
+        Some(viewed) => Storage::shared(viewed, memory),
+        None => Storage::Own(CountedBytes::new(memory, extent.bytes)),
     };
-    let node = Node::new(
-        meta,
-        Storage::Evicted,
-        Origin::Delivered,
-        None,
-        Some(recipe),
-    );
-    Managed::new(Source::new(Arc::new(node)))
+    let meta = TensorMeta {
+        op,
+        id: number,
+        call: 0,
+        shape,
+        dtype,
+        extent,
+        device,
+        contiguous: promised.contiguous,
+        is_delivered: true,
+    };
+    let content = Content::Delivered {
+        value: None,
+        recipe,
+    };
+    let node = Node::new(meta, storage, None, 1, State::new(content, None));
+    Managed::first(Source::new(Arc::new(node)))
 }

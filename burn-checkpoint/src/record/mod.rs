@@ -4,8 +4,7 @@
 //! - `context.rs`: what a thread is doing: its open scopes, the budget in force, its counters.
 //!   `clock.rs`: its operation count, and where in a step it is.
 //! - `call.rs`: one operation that is recorded. `operands.rs` inspects its operands, `shares.rs`
-//!   says whose storage a view has, `order.rs` knows the order of a result's elements in memory,
-//!   `results.rs` hands the result out.
+//!   says whose storage a view has, `results.rs` hands the result out.
 //! - `given.rs`: nodes that no recorded operation computes. `room.rs`: the size of new tensors.
 //! - `op.rs`: operations, as the table describes them. `work.rs`, `products.rs` and `cost.rs`: what
 //!   they cost.
@@ -17,7 +16,6 @@ pub(crate) mod cost;
 mod given;
 pub(crate) mod op;
 mod operands;
-mod order;
 mod products;
 mod results;
 mod room;

@@ -2,18 +2,21 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, DeviceOps, TensorMetadata};
 
 use super::call::Call;
 use super::shares::Shares;
-use crate::node::entry::{AnyEntry, Origin};
+use crate::node::content::{Content, State};
+use crate::node::entry::AnyEntry;
 use crate::node::extent::Extent;
 use crate::node::gradient::Gradient;
-use crate::node::kind::Kind;
+use crate::node::kind::{Kind, Value};
 use crate::node::replay;
-use crate::node::{Node, Source, State, Storage, TensorMeta, Viewed};
+use crate::node::source::Source;
+use crate::node::{Node, Storage};
 use crate::observe::trace::{self, EventKind};
 use crate::record::clock::{Lineage, Phase};
 use crate::record::context;
@@ -37,13 +40,6 @@ impl<B: Backend> Call<B> {
                 self.shares = Some(Shares::Leaf);
             }
         }
-        // The order of its elements is not known. Its size matters only where something may be
-        // offloaded.
-        if self.may_offload() {
-            self.order.see(&tensor.shape(), false);
-        } else {
-            self.order.odd_elements = u64::MAX;
-        }
         if let Some(cost) = &mut self.cost {
             let extent = match gradient {
                 Some(gradient) => gradient.extent(),
@@ -63,7 +59,6 @@ impl<B: Backend> Call<B> {
 
     /// Sees a plain number, such as a dimension.
     pub fn see_number(&mut self, number: usize) {
-        self.order.number.get_or_insert(number);
         if let Some(cost) = &mut self.cost {
             cost.hash(number);
         }
@@ -97,62 +92,67 @@ impl<B: Backend> Call<B> {
         let mut state = node.state();
         if let Some(cost) = &mut self.cost {
             cost.operand(meta.extent, || meta.shape.clone());
-            self.device.get_or_insert_with(|| meta.memory.device);
+            self.device.get_or_insert_with(|| node.memory().device);
         }
         if let Some(step) = self.op_context.step {
-            let is_of_step = meta.step.number == step.number;
-            match meta.lineage {
+            let made = node.step();
+            let is_of_step = made.number == step.number;
+            match node.lineage() {
                 Lineage::Gradient if is_of_step && step.phase != Phase::Forward => {
                     self.lineage = Lineage::Gradient;
                 }
                 Lineage::Gradient | Lineage::State => self.operands.state = true,
                 Lineage::Activation if !is_of_step => self.operands.state = true,
                 // A constant of backward, which is a node in a trace.
-                Lineage::Activation
-                    if meta.step.phase != Phase::Forward && state.origin == Origin::Fixed => {}
+                Lineage::Activation if made.phase != Phase::Forward && state.content.is_kept() => {}
                 Lineage::Activation => self.operands.others = true,
             }
         }
-        self.order.see(&meta.shape, meta.row_major);
         if self.is_first_of_view() {
             self.see_viewed(source, &state);
         }
-        self.largest = self.largest.max(meta.bytes);
+        let bytes = node.bytes();
+        self.largest = self.largest.max(bytes);
         if meta.is_delivered {
             let delivered = self.delivered.get_or_insert_default();
             delivered.add(node, &mut state);
         } else {
             self.has_others = true;
         }
-        state.last_used = self.op_context.number;
+        if let Some(own) = &node.budgeted {
+            own.last_used
+                .store(self.op_context.number, Ordering::Relaxed);
+        }
         if let (Some(own), Some(user)) = (&state.region, &self.op_context.region)
             && !Arc::ptr_eq(user, own)
         {
             state.feeds_inner_scope |= user.is_within(own);
         }
-        if !state.is_resident() || self.outlived(meta, &state) {
+        if !state.content.is_resident() || self.outlived(node, &state) {
             self.see_waiting(node);
         }
-        let last = meta.bytes > 0 && meta.users() == 1 && Arc::strong_count(node) == 1;
-        if last && state.origin == Origin::Fixed {
-            self.given_up = self.given_up.max(meta.bytes);
+        let last = bytes > 0 && node.users() == 1 && Arc::strong_count(node) == 1;
+        if last && state.content.is_kept() {
+            self.given_up = self.given_up.max(bytes);
         }
-        if last && !state.branch_point && self.op.writes {
-            self.written = self.written.max(meta.own_bytes());
+        if last && !node.is_branch_point() && self.op.writes {
+            self.written = self.written.max(node.own_bytes());
         }
     }
 
     /// Sees the operand of a view operation.
     #[inline(never)]
     fn see_viewed(&mut self, source: &Source<B>, state: &State<B>) {
-        let meta = &source.node().meta;
-        self.share(meta.contiguous, || match &meta.group {
-            Some(group) => Shares::With(group.clone()),
-            None if meta.bytes == 0 => Shares::Leaf,
-            None => Shares::With(source.clone()),
+        let node = source.node();
+        self.share(node.meta.contiguous, || {
+            if node.bytes() == 0 {
+                Shares::Leaf
+            } else {
+                Shares::With(source.clone())
+            }
         });
         if self.may_offload() {
-            self.viewed = viewed(source, meta, state);
+            self.viewed = viewed(node, state);
         }
     }
 
@@ -206,7 +206,7 @@ impl<B: Backend> Call<B> {
     pub(super) fn bring_back(&mut self, waiting: Vec<Arc<Node<B>>>) {
         replay::bring_back(waiting.iter().cloned());
         for node in waiting {
-            let outlived = self.outlived(&node.meta, &node.state());
+            let outlived = self.outlived(&node, &node.state());
             if outlived {
                 // Recipes must not reach into earlier steps.
                 node.settle();
@@ -216,9 +216,9 @@ impl<B: Backend> Call<B> {
     }
 
     /// Whether a tensor was recorded in an earlier step: it is state, such as running statistics.
-    fn outlived(&self, meta: &TensorMeta<B>, state: &State<B>) -> bool {
+    fn outlived(&self, node: &Node<B>, state: &State<B>) -> bool {
         let step = self.op_context.step;
-        step.is_some_and(|step| meta.step.number < step.number) && state.origin == Origin::Recorded
+        step.is_some_and(|step| node.step().number < step.number) && state.content.is_recorded()
     }
 
     /// Whether the innermost scope may move anything to the host.
@@ -257,18 +257,12 @@ impl<B: Backend> Call<B> {
     }
 }
 
-/// The tensor that a view of this one is a view of: this one, or the one that this is a view of
-/// itself.
-fn viewed<B: Backend>(
-    source: &Source<B>,
-    meta: &TensorMeta<B>,
-    state: &State<B>,
-) -> Option<Box<Viewed<B>>> {
-    match (&state.storage, &meta.group) {
-        (Storage::Resident(value), None) if meta.row_major => Some(Box::new(Viewed {
-            owner: source.clone(),
-            value: value.clone(),
-        })),
-        _ => state.viewed.clone(),
+/// The storage of the tensor that a view of this one is a view of: of this one, or of the one that
+/// this is a view of itself.
+fn viewed<B: Backend>(node: &Node<B>, state: &State<B>) -> Option<Box<Value<B>>> {
+    match (&node.storage, &state.content) {
+        (Storage::Own(_), content) => content.value().cloned().map(Box::new),
+        (Storage::Shared { .. }, Content::Recorded(recorded)) => recorded.viewed.clone(),
+        (Storage::Shared { .. }, _) => None,
     }
 }

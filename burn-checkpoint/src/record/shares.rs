@@ -2,8 +2,8 @@
 
 use burn_backend::Backend;
 
-use crate::node::Source;
 use crate::node::gradient::Gradient;
+use crate::node::source::Source;
 
 /// Whose storage the result of a view operation has.
 pub(super) enum Shares<B: Backend> {

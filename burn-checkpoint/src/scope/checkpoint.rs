@@ -253,19 +253,20 @@ fn end(frame: Frame, results: Vec<Arc<dyn AnyEntry>>) {
     }
 }
 
-/// Moves a tensor that lies in the order of its shape. Another one is evicted: it would come back
-/// from the host in another order, which a matmul may add up in another order.
+/// Moves a tensor with a storage of its own.
 fn move_to_host(node: &Arc<dyn AnyEntry>) {
     let info = node.info();
     // A copy on the host would cost more than the operation: dropout makes its numbers from bits by
     // `int_into_float`.
     let is_cheap = info.op.work == Work::New || info.op.name == "int_into_float";
-    let moving = match info.can_move {
-        _ if is_cheap => None,
-        true => Some(node.clone()),
-        // A view or a reshaped copy is computed again from the tensor it is a view of. That one
-        // moves, unless it has handles of its own and has moved already.
-        false => node.restore_viewed(),
+    let moving = if is_cheap {
+        None
+    } else if info.owns_storage {
+        Some(node.clone())
+    } else {
+        // A view is computed again from the tensor it is a view of. That one moves, unless it has
+        // handles of its own and has moved already.
+        node.restore_viewed()
     };
     if let Some(moving) = moving
         && !moving.clone().offload()

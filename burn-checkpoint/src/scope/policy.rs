@@ -31,30 +31,19 @@ pub enum Policy {
     /// backward works on one tensor, the two that it will ask for next are uploaded, across scopes;
     /// under a budget none is, for what a budget evicts must not depend on when copies arrive.
     ///
-    /// A tensor from the host lies in memory in the order of its shape, and a matmul over another
-    /// order may differ in its last bits. Burn's traits do not show in which order a tensor lies,
-    /// so the operation that made it decides:
+    /// A tensor from the host has the same elements, in memory in the order of its shape. Where it
+    /// had another order, such as a sum of transposed tensors, a matmul or a sum over it may differ
+    /// by the rounding of f32.
     ///
-    /// - **Moves**, because it is sure to lie in the order of its shape:
-    ///   - products of matrices, linear layers and attention;
-    ///   - selected rows, such as an embedding's;
-    ///   - elementwise results, layer norms, and softmaxes along the last dimension, if their
-    ///     operands do;
-    ///   - reshapes and other views, with the tensor they are views of.
-    /// - **Is computed once more:**
-    ///   - convolutions and pooling, whose results may lie channels last;
-    ///   - what was computed from an unmanaged or a transposed tensor of its own size;
-    ///   - copies of transposed tensors, such as attention's heads: from the tensor that was
-    ///     transposed, which moves.
-    /// - **To do:** put the embedding into a scope too. A sum with an unmanaged tensor does not
-    ///   move.
+    /// - **Moves**: every tensor with memory of its own, and the tensors that views are views of.
+    /// - **Is computed once more:** views, from the tensor that they are views of; what is new, such
+    ///   as zeros.
+    /// - **To do:** put the embedding into a scope too. A view of an unmanaged tensor does not move.
     ///
     /// # Memory
     ///
-    /// Until the scope ends, a view or a reshaped copy holds the tensor it is a view of, even if
-    /// nothing else uses that any more, so that it can move: for attention's transposed heads that
-    /// is one more copy of each. [`RematStats`](crate::RematStats), traces and budgets do not count
-    /// it. With other policies that tensor is dropped after its last use.
+    /// Until the scope ends, a view holds the tensor it is a view of, even if nothing else uses that
+    /// any more, so that it can move.
     ///
     /// # Errors
     ///

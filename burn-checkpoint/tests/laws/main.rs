@@ -17,6 +17,7 @@ mod metrics;
 mod models;
 mod order;
 mod outputs;
+mod passes;
 #[path = "../operations/probe/mod.rs"]
 mod probe;
 mod programs;

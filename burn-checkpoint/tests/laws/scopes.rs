@@ -156,7 +156,7 @@ fn come_back<M: Model<Checkpointed>>(policy: Policy) -> (BTreeSet<String>, BTree
 /// A policy that keeps something really does, and no other.
 #[test]
 fn what_a_policy_keeps_is_not_computed_again() {
-    fn on<M: Model<Checkpointed>>(moves: bool) {
+    fn on<M: Model<Checkpointed>>(saves_products: bool) {
         let _generator = generator();
         let set = |classes: &[&str]| classes.iter().map(|class| class.to_string()).collect();
         let (all, none) = come_back::<M>(Policy::Recompute);
@@ -178,7 +178,7 @@ fn what_a_policy_keeps_is_not_computed_again() {
             assert!(!replayed.is_empty() && offloaded.is_empty(), "{keep}");
         }
 
-        if !moves {
+        if !saves_products {
             return;
         }
         let policy = Policy::per_operation(|op| match op.work {
@@ -191,7 +191,7 @@ fn what_a_policy_keeps_is_not_computed_again() {
     }
     on::<Mlp<_>>(true);
     on::<Transformer<_>>(true);
-    // What convolutions give may lie in another order, and does not move.
+    // Autodiff saves none of this model's products.
     on::<Cnn<_>>(false);
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend, BackendTypes};
 use burn_decorator::autodiff::TapeBackend;
+use burn_decorator::gradient;
 use burn_decorator::weight::{GradientWeight, take};
 
 use super::leaves::{depth, forget_depth, leaves, node, part_of, reducers};
@@ -95,11 +96,10 @@ impl<A: TapeBackend> AutodiffBackend for Sharded<A> {
         let weight = weight
             .flatten()
             .map(|weight| weight.0.up::<A::InnerBackend>());
+        let backward = || gradient::backward(|| A::backward(loss));
         let inner = match &weight {
-            Some(weight) => {
-                tape::weighted::<A::InnerBackend, _>(weight.clone(), || A::backward(loss))
-            }
-            None => A::backward(loss),
+            Some(weight) => tape::weighted::<A::InnerBackend, _>(weight.clone(), backward),
+            None => backward(),
         };
         let mut gradients = ShardedGradients {
             inner,
