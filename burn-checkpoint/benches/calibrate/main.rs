@@ -1,4 +1,4 @@
-//! What operations take, beside what `src/work.rs` takes them to cost.
+//! What operations take, beside what `src/record/work.rs` takes them to cost.
 //!
 //!     cargo bench --workspace --bench calibrate
 //!
