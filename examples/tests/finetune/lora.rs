@@ -220,6 +220,8 @@ fn new_adapters_change_nothing_before_the_first_update() {
 /// inputs.
 #[test]
 fn the_first_values_are_those_of_peft() {
+    // A training beside it would draw from the same generator.
+    let _turn = turn();
     let config = LlmConfig::read(&tests().join("llm/llama")).expect("a configuration");
     let model: Llm<Flex> = config.init(&Default::default());
     let lora = examples::llm::LoraConfig {

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use burn_estimate::{DeviceMemory, DeviceProfile, MetaDevice};
+use burn_estimate::{DeviceMemory, MetaDevice, measure};
 use burn_flex::Flex;
 use clap::Parser;
 use examples::finetune::options::{Options, Schedule};
@@ -171,23 +171,12 @@ fn settings_that_fit_are_chosen_and_train_the_same() {
         error.contains("nothing fits") && error.contains("--batch 1 --accum 2"),
         "{error}"
     );
-    let least = error.split("the least, ").nth(1).expect("a size");
-    let gib: f64 = least
-        .split(' ')
-        .next()
-        .expect("a size")
-        .parse()
-        .expect("GiB");
-    assert!(gib < 0.01, "{error}");
-    // Between what the smallest setting takes and what all at once takes.
-    let planned = |batch, accum| planned_bytes(&directory, batch, accum);
-    let (small, large) = (planned(1, 2), planned(2, 1));
-    assert!(small < large, "{small}, {large}");
-    assert_eq!(chosen(&small.to_string()), (1, 2));
+    // With as much as the least takes, whatever the speed of this machine was measured to be.
+    assert_eq!(chosen(&least_bytes(&directory).to_string()), (1, 2));
 }
 
-/// Bytes of an update by the planner, every activation kept.
-fn planned_bytes(directory: &Directory, batch: usize, accum: usize) -> u64 {
+/// Bytes of the update that takes the least.
+fn least_bytes(directory: &Directory) -> u64 {
     let options = directory.options("");
     let config = LlmConfig::read(&options.model).expect("a configuration");
     let planner = Planner {
@@ -196,11 +185,12 @@ fn planned_bytes(directory: &Directory, batch: usize, accum: usize) -> u64 {
         context: options.context,
         has_documents: true,
         meta: MetaDevice::new(0),
-        profile: DeviceProfile::A100,
-        memory: DeviceMemory::heap(1 << 30),
+        profile: measure::<Flex>(&Default::default(), 64),
+        memory: DeviceMemory::heap(1),
     };
-    let setting = Setting::new(batch, accum, &options.memory);
-    planner.planned(setting).expect("an estimate").needed_bytes
+    let setting = Setting::new(options.batch, options.accum, &options.memory);
+    let plan = planner.plan(setting).expect("a plan");
+    plan.too_large[0].needed_bytes
 }
 
 /// What is written is a model's directory: its loss on the held-out text is that at the end of the
