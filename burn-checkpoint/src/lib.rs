@@ -17,7 +17,8 @@
 //!
 //! Tensors are evicted at the end of a scope ([`checkpoint`], [`checkpoint_with`] a [`Policy`]), or
 //! to keep a byte limit, without annotations ([`MemoryBudget`]). Loss and gradients are bit for bit
-//! the same as without eviction.
+//! the same as without eviction; with [`Policy::Offload`] to f32 rounding, where a backend chooses
+//! its kernel by the order of elements in memory.
 //!
 //! # What happens to a tensor
 //!
