@@ -240,6 +240,8 @@ fn a_rank_sends_its_shard_in_forward_and_in_backward_and_holds_one_parameter() {
                 }
                 _ => forward()?,
             };
+            // Until here no rank begins backward, whose bytes would count as those of forward.
+            group.barrier("measured")?;
             let gradients = GradientsParams::from_grads(loss.backward(), &model);
             model = zero.step(0.01, model, gradients);
             let gathered = sent(Operation::AllGather) - before.0;
