@@ -14,7 +14,11 @@ pub struct GradNorm {
 }
 
 #[derive(Default)]
-struct Norms(Mutex<Values>);
+struct Norms {
+    values: Mutex<Values>,
+    /// Held by who waits for the device, so that others wait for the norm too.
+    reading: Mutex<()>,
+}
 
 impl ForRank for Norms {
     /// A new handle, without the norm of any update.
@@ -44,29 +48,39 @@ impl GradNorm {
     /// is that of the last step, also if that was undone. The first call after an update waits for
     /// the device, further ones do not.
     pub fn last(&self) -> Option<f32> {
-        let mut shared = self.shared.0.lock();
-        let norm = match core::mem::take(&mut shared.last) {
-            Last::None => return None,
-            Last::OnDevice(read) => read(),
-            Last::Known(norm) => norm,
+        let _reading = self.shared.reading.lock();
+        let last = {
+            let mut shared = self.shared.values.lock();
+            match shared.last {
+                Last::Known(norm) => return Some(norm),
+                _ => core::mem::take(&mut shared.last),
+            }
         };
-        shared.last = Last::Known(norm);
+        // Not under the lock of the values, which the thread that trains takes for the next norm.
+        let norm = match last {
+            Last::OnDevice(read) => read(),
+            _ => return None,
+        };
+        let mut shared = self.shared.values.lock();
+        if matches!(shared.last, Last::None) {
+            shared.last = Last::Known(norm);
+        }
         Some(norm)
     }
 
     /// Provides the norm to clip the next update by: where the gradients are sharded over ranks,
     /// only all of them together know it. Used once.
     pub fn provide(&self, norm: f32) {
-        self.shared.0.lock().provided = Some(norm);
+        self.shared.values.lock().provided = Some(norm);
     }
 
     pub(crate) fn take_provided(&self) -> Option<f32> {
-        self.shared.0.lock().provided.take()
+        self.shared.values.lock().provided.take()
     }
 
     pub(crate) fn publish<I: Backend>(&self, norm: Tensor<I, 1>) {
         let read = move || norm.into_data().iter::<f32>().next().unwrap_or(f32::NAN);
-        self.shared.0.lock().last = Last::OnDevice(Box::new(read));
+        self.shared.values.lock().last = Last::OnDevice(Box::new(read));
     }
 }
 

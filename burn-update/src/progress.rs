@@ -52,8 +52,8 @@ impl UpdateProgress {
         self.seen.0.lock().updates
     }
 
-    /// Where a training in the Learner is in its data, as of its last validation, or as the loaded
-    /// record says; `None` in a loop of one's own.
+    /// Where a training in the Learner is in its data when it validates and records, or as the
+    /// loaded record says; `None` from the next step on.
     pub fn position(&self) -> Option<Position> {
         self.seen.0.lock().position
     }

@@ -276,11 +276,16 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
     ) -> Result<M, UpdateError> {
         let mut arrived: Arrived = gradients.into();
         let Some(request) = arrived.take_request::<B::InnerBackend>() else {
+            self.progress.set_position(None);
             return self.advance(lr, model, Some(arrived));
         };
         self.progress.answer();
         match request {
-            Request::Answer => Ok(model),
+            Request::Answer => {
+                // A clone's count is its own, and its handle may show that of another training.
+                self.progress.set_updates(self.inside.updates);
+                Ok(model)
+            }
             Request::Flush => self.flush(lr, model),
         }
     }

@@ -154,7 +154,8 @@ pub enum EpochTail {
     /// It continues in the next epoch (DeepSpeed), and the record holds it. Use it where epochs
     /// only interrupt an endless stream to validate and to save. A window open at the end of
     /// training is applied to the returned model, and also remains in the record: training that is
-    /// resumed continues as if it had not ended.
+    /// resumed continues as if it had not ended. Resumed with nothing left to do, it returns the
+    /// model without that window, since there is no learning rate to apply it with.
     Carry,
 }
 

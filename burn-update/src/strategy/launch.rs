@@ -13,7 +13,7 @@ use burn_decorator::ranks::copy_for_rank;
 use burn_ranks::{ProcessGroup, RanksError, SingleRank, ThreadGroup};
 
 use super::data::split;
-use super::driver::Position;
+use super::driver::{Counting, Position};
 use super::items::Items;
 use super::rank::{Checkpoints, Rank, Rank0, Run, Trained};
 use super::{Ranks, UpdateStrategy};
@@ -45,8 +45,14 @@ impl<LC: LearningComponentsTypes + 'static> UpdateStrategy<LC> {
         };
         let (ranks, world_size) = (groups.len(), groups[0].world_size());
         self.driver.check(&components, world_size)?;
-        let position = self.driver.position();
-        let position = position.unwrap_or_else(|| Position::epoch(first));
+        // Without a resumption the update may know the place of another training: that of a clone,
+        // or of a record that was loaded for its state.
+        let resumed_at = match components.checkpoint {
+            Some(_) => self.driver.position(),
+            None => None,
+        };
+        self.check_resumption(components.checkpoint, resumed_at)?;
+        let position = resumed_at.unwrap_or_else(|| Position::epoch(first));
         let devices = self.devices_of(&learner, ranks)?;
         let parts = self.training_parts(&train, world_size, position.epoch);
         let order = self.train_loader.as_ref();
@@ -63,6 +69,7 @@ impl<LC: LearningComponentsTypes + 'static> UpdateStrategy<LC> {
             pace: self.pace.clone(),
             order: order.unwrap_or_default().into(),
             begins_at_epoch: self.train_loader.is_some(),
+            resumed_at,
             train_metrics: self.train_metrics,
         };
         let mut rank_0 = Some(Rank0 {
@@ -101,6 +108,28 @@ impl<LC: LearningComponentsTypes + 'static> UpdateStrategy<LC> {
         let silent = rank_0.map(|silent| silent.processor);
         let processor = shown.or(silent).expect("a process has one processor");
         Ok((model, processor))
+    }
+
+    /// # Errors
+    ///
+    /// [`UpdateError::Strategy`] where a training that counts in updates is resumed from a record
+    /// that does not say where it was in its data: the number of the record is not an epoch's.
+    fn check_resumption(
+        &self,
+        record: Option<usize>,
+        resumed_at: Option<Position>,
+    ) -> Result<(), UpdateError> {
+        let Some(number) = record.filter(|_| resumed_at.is_none()) else {
+            return Ok(());
+        };
+        let Counting { until, interval } = self.counting;
+        if until.is_none() && interval.is_none() {
+            return Ok(());
+        }
+        Err(UpdateError::Strategy(format!(
+            "record {number} does not say where its training was in the data, so it cannot be resumed by updates: it was made \
+             by epochs or by another loop, or its optimizer's driver has no position"
+        )))
     }
 
     /// The device of each rank of this program.

@@ -92,10 +92,11 @@ type TrainData<LC> = Arc<dyn RankLoader<TrainingBackend<LC>, TrainInput<LC>>>;
 /// ```
 ///
 /// With one rank it is Burn's training on one device, bit for bit: model, metrics, records,
-/// validation, events, resuming, early stopping, interrupter. There are two differences. A window
-/// of micro-batches that is open at the end of an epoch is applied with its true weights, before
-/// the model is validated and recorded. Early stopping and the choice of records wait for the
-/// metrics of an epoch's last items; Burn may decide before.
+/// validation, events, early stopping, interrupter. There are three differences. A window of
+/// micro-batches that is open at the end of an epoch is applied with its true weights, before the
+/// model is validated and recorded. Early stopping and the choice of records wait for the metrics
+/// of an epoch's last items; Burn may decide before. A resumed training goes on with the order of
+/// its epoch, where Burn begins with that of the first.
 ///
 /// # By epochs or by updates
 ///
@@ -107,8 +108,9 @@ type TrainData<LC> = Arc<dyn RankLoader<TrainingBackend<LC>, TrainInput<LC>>>;
 /// A training that is resumed within an epoch (`SupervisedTraining::checkpoint`) goes on with the
 /// next batch: the record of an [`Update`](crate::Update) says which it is. It is bit for bit the
 /// training that was not stopped if the loader gives the same batches in the same order: Burn's
-/// loader with at most one worker, made anew with the same seed, or a [`SampledLoader`]; with
-/// dropout, [`with_seed`](Self::with_seed) too. The batches before are loaded and left out, and of
+/// loader or a [`SampledLoader`], with at most one worker, made anew with the same seed; with
+/// dropout, [`with_seed`](Self::with_seed) too. (Several workers hand over batches in the order in
+/// which they are ready.) The batches before are loaded and left out, and of
 /// each epoch before, with a shuffling loader of Burn's, one. Records of wrapped optimizers
 /// (`MultiSteps`, `ZeroOptimizer`) do not say it: resume these at epochs.
 ///
@@ -191,7 +193,11 @@ impl<LC: LearningComponentsTypes> UpdateStrategy<LC> {
     /// [`with_devices`](Self::with_devices).
     #[must_use]
     pub fn threads(mut self, world_size: usize) -> Self {
-        self.ranks = Ranks::Threads(world_size, GroupOptions::default());
+        let options = match self.ranks {
+            Ranks::Threads(_, options) => options,
+            Ranks::Process(_) => GroupOptions::default(),
+        };
+        self.ranks = Ranks::Threads(world_size, options);
         self
     }
 

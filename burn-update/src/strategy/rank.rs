@@ -63,6 +63,8 @@ pub(super) struct Run<LC: LearningComponentsTypes> {
     pub(super) order: Arc<str>,
     /// Whether the loader begins with the epoch that a training is resumed in.
     pub(super) begins_at_epoch: bool,
+    /// Where in its data the training is resumed, if the record says it.
+    pub(super) resumed_at: Option<Position>,
     pub(super) train_metrics: TrainMetrics,
 }
 
@@ -180,7 +182,10 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
     /// that ends an epoch it may, and with the last epoch it does, unless it has just ended.
     fn is_closed(&self, driver: &dyn RankDriver<LC>, stretch: &Stretch, ended: Ended) -> bool {
         let is_by_updates = self.run.counting.interval.is_some();
+        // The record was made with the last batch of an epoch, which was closed then.
+        let is_resumed = self.run.resumed_at.is_some_and(|at| at.batches > 0);
         match ended {
+            Ended::Data if is_resumed && self.steps == 0 => false,
             Ended::Data if is_by_updates => {
                 stretch.steps > 0 && (self.is_over(driver) || self.is_due(driver, stretch))
             }
@@ -267,10 +272,10 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
     /// Begins as many epochs of the data as were trained on, so that a loader that shuffles goes on
     /// with the order of the epoch that the training is resumed in.
     fn skip_epochs(&self, loader: &TrainLoader<LC>) {
-        if self.run.driver.position().is_none() || self.run.begins_at_epoch {
+        let Some(resumed_at) = self.run.resumed_at.filter(|_| !self.run.begins_at_epoch) else {
             return;
-        }
-        for _ in 1..self.position.epoch {
+        };
+        for _ in 1..resumed_at.epoch {
             // A loader with a worker draws the order when the worker begins.
             drop(loader.iter().next());
         }

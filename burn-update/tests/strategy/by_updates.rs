@@ -107,3 +107,19 @@ fn what_is_skipped_is_not_counted() {
     // The schedule waits, too.
     assert_eq!(longer, [rates[0], rates[1], rates[1], rates[2], rates[3]]);
 }
+
+/// A clone counts for itself and begins with the first batch, also after another has been trained.
+#[test]
+fn a_clone_trains_from_its_own_beginning() {
+    let _turn = crate::turn();
+    let (start, update) = (Model::new(), crate::windows(2));
+    let run = || {
+        let own = update.clone();
+        let strategy = own.strategy().until_updates(4);
+        let strategy = Some(strategy.into());
+        train(start.clone(), own, falling(), shuffled(1), strategy)
+    };
+    let (first, second) = (run(), run());
+    assert_eq!(second.watch.shown("item train: ").len(), 8);
+    assert_eq!(bits(&second.model), bits(&first.model));
+}

@@ -103,3 +103,36 @@ fn a_training_that_has_ended_returns_its_model() {
     assert_eq!(bits(&again.model), bits(&whole.model));
     assert!(again.watch.shown("train: ").is_empty());
 }
+
+/// A record of the last batch of an epoch: that epoch has been closed, and is not closed again.
+#[test]
+fn an_epoch_that_has_ended_is_not_validated_again() {
+    let _turn = crate::turn();
+    let start = Model::new();
+    // Three updates an epoch.
+    let six = trained_in(2, &start, shuffled(1), |strategy| strategy.until_updates(6));
+    assert_eq!(six.watch.logged("end ").len(), 4);
+    let mut setup = shuffled(1);
+    setup.resume = Some((2, six.directory.path().to_owned()));
+    let nine = trained_in(2, &start, setup, |strategy| strategy.until_updates(9));
+    assert_eq!(nine.watch.logged("end "), ["3 train", "3 valid"]);
+    assert_eq!(nine.watch.shown("item train: ").len(), 6);
+}
+
+/// A record of a training by epochs of another optimizer says no place within the data.
+#[test]
+#[should_panic(expected = "record 1 does not say where its training was in the data")]
+fn a_record_without_a_place_is_not_resumed_by_updates() {
+    let _turn = crate::turn();
+    let start = Model::new();
+    let whole = crate::learner::train(
+        start.clone(),
+        crate::windows(2),
+        crate::falling(),
+        shuffled(1),
+        None,
+    );
+    let mut setup = shuffled(1);
+    setup.resume = Some((1, whole.directory.path().to_owned()));
+    trained_in(2, &start, setup, |strategy| strategy.until_updates(9));
+}
