@@ -30,6 +30,26 @@ pub struct Message {
     pub content: String,
 }
 
+/// What a line or a message says beside its texts, and templates render if they get it.
+const NOT_RENDERED: [&str; 6] = [
+    "tools",
+    "functions",
+    "tool_calls",
+    "function_call",
+    "reasoning_content",
+    "thinking",
+];
+
+/// The first field of a line that would be lost.
+fn not_rendered(line: &serde_json::Value) -> Option<&'static str> {
+    let messages = line["messages"].as_array().into_iter().flatten();
+    let mut all = std::iter::once(line).chain(messages);
+    all.find_map(|part| {
+        let is_given = |field: &&str| part.get(field).is_some_and(|value| !value.is_null());
+        NOT_RENDERED.into_iter().find(is_given)
+    })
+}
+
 /// Whose messages are answers.
 const ASSISTANT: &str = "assistant";
 
@@ -255,6 +275,11 @@ fn conversation(
 ) -> Result<Sequence, String> {
     let json: serde_json::Value =
         serde_json::from_str(line).map_err(|error| format!("is not JSON: {error}"))?;
+    if let Some(field) = not_rendered(&json) {
+        return Err(format!(
+            "has {field}, which is not rendered: the model would be trained on an answer without it; leave such lines out"
+        ));
+    }
     let line: Line = serde_json::from_value(json).map_err(|_| {
         r#"is neither {"messages": [{"role": "user", "content": ".."}, ..]} nor {"prompt": "..", "completion": ".."}, whose values are text"#
             .to_owned()

@@ -74,8 +74,9 @@ impl Setting {
         self.offload || self.offload_param || self.checkpoint == Checkpoint::Offload
     }
 
-    /// Whether it is the other one but for a micro-batch that is at least as large.
-    fn is_larger(&self, other: &Self) -> bool {
+    /// Whether it is the other one but for a micro-batch that is no larger, so that it takes no more
+    /// memory.
+    fn takes_no_more_than(&self, other: &Self) -> bool {
         let but = |setting: &Self| Self {
             batch: 0,
             accum: 0,
@@ -229,7 +230,9 @@ impl Planner<'_> {
         let mut failed = None;
         let plan = plan(settings, self.memory, |setting, too_large| {
             let mut smaller = too_large.iter();
-            if failed.is_some() || smaller.any(|planned| planned.setting.is_larger(setting)) {
+            if failed.is_some()
+                || smaller.any(|planned| planned.setting.takes_no_more_than(setting))
+            {
                 return None;
             }
             match self.estimate(*setting) {

@@ -74,6 +74,7 @@ impl Text {
             (&options.text, "--text")
         };
         let mut train = files.sequences(given)?;
+        let found = train.len();
         let (valid, needed) = if options.valid.is_empty() {
             let held_out = train.len().div_ceil(HELD_OUT);
             (train.split_off(train.len() - held_out), 2)
@@ -82,7 +83,7 @@ impl Text {
         };
         if train.is_empty() || valid.is_empty() {
             let (part, found) = if train.is_empty() {
-                (name, train.len() + valid.len())
+                (name, found)
             } else {
                 ("--valid", 0)
             };

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use super::options::{Options, Packing};
-use crate::llm::{ALL_LINEAR, Llm, LoraConfig};
+use crate::llm::{ADAPTER_SETTINGS, ALL_LINEAR, Llm, LoraConfig};
 use crate::training::error::TrainingError;
 use crate::training::options::{above_zero, positive, probability};
 use crate::training::precision::Amp;
@@ -153,7 +153,37 @@ impl Options {
                 "--merge merges adapters, and there are none: give --lora-rank or --adapter, or leave --merge out: the whole model is written",
             );
         }
+        self.check_output()?;
         self.tuning.validate(self.memory.amp())
+    }
+
+    /// # Errors
+    ///
+    /// [`TrainingError::Options`] where the result would destroy the model that is read, or would
+    /// be taken for the adapters of an earlier run.
+    fn check_output(&self) -> Result<(), TrainingError> {
+        let same = |folder: &Path| match (fs_err::canonicalize(folder), self.model.canonicalize()) {
+            (Ok(folder), Ok(model)) => folder == model,
+            _ => false,
+        };
+        for folder in [self.output.clone(), self.output.join(MERGED)] {
+            if same(&folder) {
+                return Err(TrainingError::Options(format!(
+                    "--output {} would be written over --model {}: give another directory",
+                    self.output.display(),
+                    self.model.display()
+                )));
+            }
+        }
+        let adapters = self.output.join(ADAPTER_SETTINGS);
+        if !self.tuning.has_adapters() && adapters.exists() {
+            return Err(TrainingError::Options(format!(
+                "{} is of an earlier run, and transformers would load it in place of the model that is written beside it: \
+                 give another --output, or move it away",
+                adapters.display()
+            )));
+        }
+        Ok(())
     }
 
     /// Writes what was trained: the model, or its adapters and with `--merge` the model too. All

@@ -11,7 +11,7 @@ use super::projection::Adapter;
 use super::{Llm, LlmError};
 
 /// PEFT's file of settings.
-const SETTINGS: &str = "adapter_config.json";
+pub(crate) const SETTINGS: &str = "adapter_config.json";
 /// PEFT's file of adapters.
 pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
 
@@ -263,6 +263,16 @@ fn read_settings(path: &PathBuf) -> Result<LoraConfig, LlmError> {
             let instead = "there are rank, alpha, dropout and use_rslora";
             return Err(unsupported(key, value, instead));
         }
+    }
+    // The others (PiSSA, OLoRA, ..) have changed the weights of the model too.
+    let begins = settings.get("init_lora_weights").unwrap_or(&Value::Null);
+    let keeps_the_model = match begins {
+        Value::String(name) => matches!(name.as_str(), "gaussian" | "eva" | "orthogonal"),
+        _ => true,
+    };
+    if !keeps_the_model {
+        let instead = "its adapters are for a model that was changed when they were made: convert them with PEFT";
+        return Err(unsupported("init_lora_weights", begins, instead));
     }
     let number = |key: &str| settings.get(key).and_then(Value::as_f64);
     let lacks = |key: &str| refused(format!("lacks {key}, which is a number above 0"));

@@ -42,6 +42,7 @@ pub use attention::GroupedAttention;
 pub use block::{DecoderBlock, GatedFeedForward};
 pub use config::{Architecture, LlmConfig, RotaryScaling};
 pub use error::LlmError;
+pub(crate) use lora::SETTINGS as ADAPTER_SETTINGS;
 pub use lora::{ALL_LINEAR, LoraConfig};
 pub use model::{Decoder, Llm};
 pub use projection::{Adapter, Projection};

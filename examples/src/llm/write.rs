@@ -17,8 +17,10 @@ use super::projection::Product;
 use super::weights::{WHOLE, is_transposed, name_in_files};
 use super::{Llm, LlmError};
 
-/// The tokenizer's files, of which a model has some.
-const TOKENIZER: [&str; 8] = [
+/// What is copied of the directory that the model was read from, where it is there: the tokenizer,
+/// and how to generate.
+const COPIED: [&str; 9] = [
+    "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
@@ -53,7 +55,7 @@ pub(super) fn write<B: Backend>(
     let Some(to) = to else {
         return Ok(());
     };
-    for file in TOKENIZER {
+    for file in COPIED {
         if from.join(file).exists() {
             fs_err::copy(from.join(file), to.join(file))?;
         }

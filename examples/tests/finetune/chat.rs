@@ -196,6 +196,10 @@ fn a_conversation_that_cannot_be_used_is_named_with_its_line() {
         (r#"{"text": "a dog"}"#, "neither"),
         (r#"{"messages": []}"#, "no message of the role assistant"),
         (
+            r#"{"messages": [{"role": "assistant", "content": "", "tool_calls": [{"name": "bark"}]}]}"#,
+            "has tool_calls, which is not rendered",
+        ),
+        (
             r#"{"messages": [{"role": "user", "content": "a dog"}]}"#,
             "no message of the role assistant",
         ),

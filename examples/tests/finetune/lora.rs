@@ -329,6 +329,7 @@ fn what_cannot_be_adapted_is_refused_by_its_name() {
         ("use_dora", Value::from(true)),
         ("alpha_pattern", serde_json::json!({"q_proj": 2})),
         ("peft_type", "IA3".into()),
+        ("init_lora_weights", "pissa".into()),
         ("r", 0.into()),
     ] {
         let mut changed: Value = serde_json::from_str(&text).expect("JSON");

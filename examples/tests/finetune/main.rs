@@ -307,3 +307,31 @@ fn what_cannot_be_trained_is_refused_by_its_name() {
     let error = refusal(&directory, "");
     assert!(error.contains("tokenizer.json"), "{error}");
 }
+
+#[test]
+fn a_result_that_would_destroy_the_model_or_be_taken_for_another_is_refused() {
+    let _turn = turn();
+    let directory = Directory::new("llama");
+    let model = directory.path("model");
+    let options = Options {
+        output: model.clone(),
+        ..directory.options("")
+    };
+    let error = examples::finetune::run(&options).expect_err("the model's own directory");
+    let error = error.to_string();
+    assert!(
+        error.contains("--output") && error.contains("over --model"),
+        "{error}"
+    );
+    let tokenizer = fs::read(model.join("tokenizer.json")).expect("a tokenizer");
+    assert!(!tokenizer.is_empty());
+
+    let output = directory.path("output");
+    fs::create_dir_all(&output).expect("a directory");
+    fs::write(output.join("adapter_config.json"), "{}").expect("a file");
+    let error = refusal(&directory, "");
+    assert!(
+        error.contains("adapter_config.json is of an earlier run"),
+        "{error}"
+    );
+}
