@@ -396,9 +396,15 @@ macro_rules! method {
                     tensor => floats.push(up::<B>(tensor)),
                 }
             }
+            // CubeCL has no transaction of nothing.
+            let is_empty = floats.is_empty() && read_qfloats.is_empty() && read_ints.is_empty() && read_bools.is_empty();
             let others = TransactionPrimitive::<B>::new(floats, read_qfloats, read_ints, read_bools);
+            let others = (!is_empty).then(|| B::tr_execute(others));
             async move {
-                let mut data = B::tr_execute(others).await?;
+                let mut data = match others {
+                    Some(others) => others.await?,
+                    None => TransactionPrimitiveData::default(),
+                };
                 for (index, read) in on_host {
                     data.read_floats.insert(index, read);
                 }
