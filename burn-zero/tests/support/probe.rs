@@ -31,8 +31,45 @@ pub enum Event {
     Up(usize),
 }
 
-static LIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
-static PEAK_BYTES: AtomicUsize = AtomicUsize::new(0);
+/// The bytes of living tensors.
+#[derive(Default)]
+struct Live {
+    bytes: AtomicUsize,
+    peak: AtomicUsize,
+}
+
+impl Live {
+    const fn new() -> Self {
+        Self {
+            bytes: AtomicUsize::new(0),
+            peak: AtomicUsize::new(0),
+        }
+    }
+
+    fn add(&self, bytes: usize) {
+        let live = self.bytes.fetch_add(bytes, Relaxed) + bytes;
+        self.peak.fetch_max(live, Relaxed);
+    }
+
+    fn remove(&self, bytes: usize) {
+        self.bytes.fetch_sub(bytes, Relaxed);
+    }
+
+    fn growth<R>(&self, work: impl FnOnce() -> R) -> (usize, R) {
+        let before = self.bytes.load(Relaxed);
+        self.peak.store(before, Relaxed);
+        let result = work();
+        (self.peak.load(Relaxed) - before, result)
+    }
+}
+
+static ALL: Live = Live::new();
+
+thread_local! {
+    /// Of tensors that were made on this thread.
+    static OWN: Arc<Live> = Arc::default();
+}
+
 static EVENTS: Mutex<Vec<Event>> = Mutex::new(Vec::new());
 static UPLOADS: Mutex<Vec<Upload>> = Mutex::new(Vec::new());
 
@@ -66,11 +103,15 @@ pub fn moved(events: &[Event]) -> (usize, usize) {
 }
 
 /// How far the bytes of living tensors grow above what they are now.
+#[allow(dead_code, reason = "not by each test")]
 pub fn growth_bytes<R>(work: impl FnOnce() -> R) -> (usize, R) {
-    let before = LIVE_BYTES.load(Relaxed);
-    PEAK_BYTES.store(before, Relaxed);
-    let result = work();
-    (PEAK_BYTES.load(Relaxed) - before, result)
+    ALL.growth(work)
+}
+
+/// As [`growth_bytes`], of the tensors that are made on this thread: of one rank.
+#[allow(dead_code, reason = "not by each test")]
+pub fn own_growth_bytes<R>(work: impl FnOnce() -> R) -> (usize, R) {
+    OWN.with(Arc::clone).growth(work)
 }
 
 fn note(event: Event) {
@@ -84,19 +125,24 @@ pub struct Counted<T> {
     bytes: Arc<Bytes>,
 }
 
-struct Bytes(usize);
+struct Bytes {
+    bytes: usize,
+    of_thread: Arc<Live>,
+}
 
 impl Bytes {
     fn of(bytes: usize) -> Arc<Self> {
-        let live = LIVE_BYTES.fetch_add(bytes, Relaxed) + bytes;
-        PEAK_BYTES.fetch_max(live, Relaxed);
-        Arc::new(Self(bytes))
+        let of_thread = OWN.with(Arc::clone);
+        ALL.add(bytes);
+        of_thread.add(bytes);
+        Arc::new(Self { bytes, of_thread })
     }
 }
 
 impl Drop for Bytes {
     fn drop(&mut self) {
-        LIVE_BYTES.fetch_sub(self.0, Relaxed);
+        ALL.remove(self.bytes);
+        self.of_thread.remove(self.bytes);
     }
 }
 
@@ -114,7 +160,7 @@ impl<T: TensorMetadata> Counted<T> {
 
 impl<T: fmt::Debug> fmt::Debug for Counted<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} of {} bytes", self.inner, self.bytes.0)
+        write!(f, "{:?} of {} bytes", self.inner, self.bytes.bytes)
     }
 }
 
