@@ -3,7 +3,7 @@
 use std::{
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -265,4 +265,10 @@ impl<B: Backend> Batcher<B, Row, Vec<Row>> for Rows {
         }
         rows
     }
+}
+
+/// A turn with the random generator, of which the backend has one for the whole process.
+pub fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -14,10 +14,4 @@ mod stopped;
 mod tail;
 mod watch;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// A turn with the random generator.
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use learner::turn;

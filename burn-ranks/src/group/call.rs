@@ -191,6 +191,20 @@ impl Traffic {
         self.0.get(&operation).copied().unwrap_or_default()
     }
 
+    /// What was sent in the operations that move tensors: all-reduce, reduce-scatter, all-gather;
+    /// without what ranks tell each other.
+    pub fn of_tensors(&self) -> Sent {
+        let mut total = Sent::default();
+        for operation in [
+            Operation::AllReduce,
+            Operation::ReduceScatter,
+            Operation::AllGather,
+        ] {
+            total.add(self.of(operation));
+        }
+        total
+    }
+
     /// What was sent in all operations.
     pub fn total(&self) -> Sent {
         let mut total = Sent::default();

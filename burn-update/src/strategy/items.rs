@@ -17,14 +17,44 @@ use crate::UpdateError;
 
 /// How a rank's items are sent to rank 0: at most one a step.
 pub(super) enum Items<T> {
-    /// Between threads: this rank, and a queue for each rank.
-    Queues(usize, Arc<Vec<Mutex<VecDeque<T>>>>),
-    /// As bytes over the group: the item of the current step.
-    Bytes(Format<T>, Vec<u8>),
+    /// Between threads.
+    Queues {
+        /// This rank.
+        rank: usize,
+        /// One for each rank.
+        queues: Arc<Vec<Mutex<VecDeque<T>>>>,
+    },
+    /// As bytes over the group.
+    Bytes {
+        format: Format<T>,
+        /// The item of the current step.
+        own: Vec<u8>,
+    },
 }
 
 /// Converts an item to bytes, and bytes to an item.
-pub(super) type Format<T> = (fn(T) -> Vec<u8>, fn(&[u8]) -> Result<T, String>);
+pub(super) struct Format<T> {
+    pack: fn(T) -> Vec<u8>,
+    unpack: fn(&[u8]) -> Result<T, String>,
+}
+
+impl<T: RankItem> Format<T> {
+    /// That of the item's type.
+    pub(super) fn of_item() -> Self {
+        Self {
+            pack: T::into_bytes,
+            unpack: T::from_bytes,
+        }
+    }
+}
+
+impl<T> Clone for Format<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Format<T> {}
 
 impl<T> Items<T> {
     /// One for each rank of this process, in their order: threads without a format, or one rank
@@ -32,16 +62,22 @@ impl<T> Items<T> {
     pub(super) fn of_ranks(ranks: usize, format: Option<Format<T>>) -> impl Iterator<Item = Self> {
         let queues: Arc<Vec<_>> = Arc::new((0..ranks).map(|_| Mutex::default()).collect());
         (0..ranks).map(move |rank| match format {
-            Some(format) => Self::Bytes(format, Vec::new()),
-            None => Self::Queues(rank, queues.clone()),
+            Some(format) => Self::Bytes {
+                format,
+                own: Vec::new(),
+            },
+            None => Self::Queues {
+                rank,
+                queues: queues.clone(),
+            },
         })
     }
 
     /// Sends an item, before the ranks exchange their status.
     pub(super) fn give(&mut self, item: T) {
         match self {
-            Self::Queues(rank, queues) => queues[*rank].lock().push_back(item),
-            Self::Bytes((pack, _), bytes) => *bytes = pack(item),
+            Self::Queues { rank, queues } => queues[*rank].lock().push_back(item),
+            Self::Bytes { format, own } => *own = (format.pack)(item),
         }
     }
 
@@ -58,15 +94,15 @@ impl<T> Items<T> {
     ) -> Result<Vec<(usize, T)>, UpdateError> {
         let senders: Vec<_> = (1..all.len()).filter(|&rank| all[rank].has_item).collect();
         match self {
-            Self::Queues(0, queues) => {
+            Self::Queues { rank: 0, queues } => {
                 // Each item was queued before its rank's status was sent.
                 let next = |rank: usize| Some((rank, queues[rank].lock().pop_front()?));
                 Ok(senders.into_iter().filter_map(next).collect())
             }
-            Self::Bytes((_, unpack), own) if !senders.is_empty() => {
+            Self::Bytes { format, own } if !senders.is_empty() => {
                 let own = core::mem::take(own);
                 let all = group.gather_bytes_to("items for rank 0", 0, own)?;
-                let read = |rank: usize, bytes: &[u8]| match unpack(bytes) {
+                let read = |rank: usize, bytes: &[u8]| match (format.unpack)(bytes) {
                     Ok(item) => Ok((rank, item)),
                     Err(reason) => {
                         let reason = format!("an item of rank {rank} cannot be read: {reason}");

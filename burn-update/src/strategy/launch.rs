@@ -33,17 +33,9 @@ impl<LC: LearningComponentsTypes + 'static> UpdateStrategy<LC> {
         valid: ValidLoader<LC>,
         first: usize,
     ) -> Result<Fitted<LC>, UpdateError> {
-        let mut threads = Vec::new();
-        let groups: Vec<Arc<dyn ProcessGroup>> = match &self.ranks {
-            Ranks::Threads(1, _) => vec![Arc::new(SingleRank::new())],
-            Ranks::Threads(world_size, options) => {
-                threads = ThreadGroup::new(*world_size, options.clone())?;
-                let shared = |group: &ThreadGroup| Arc::new(group.clone()) as _;
-                threads.iter().map(shared).collect()
-            }
-            Ranks::Process(group) => vec![group.clone()],
-        };
-        let (ranks, world_size) = (groups.len(), groups[0].world_size());
+        let threads = self.threads_of_ranks()?;
+        let groups = self.groups(&threads);
+        let world_size = groups[0].world_size();
         self.driver.check(&components, world_size)?;
         // Without a resumption the update may know the place of another training: that of a clone,
         // or of a record that was loaded for its state.
@@ -53,34 +45,18 @@ impl<LC: LearningComponentsTypes + 'static> UpdateStrategy<LC> {
         };
         self.check_resumption(components.checkpoint, resumed_at)?;
         let position = resumed_at.unwrap_or_else(|| Position::epoch(first));
-        let devices = self.devices_of(&learner, ranks)?;
+        let devices = self.devices_of(&learner, groups.len())?;
         let parts = self.training_parts(&train, world_size, position.epoch);
-        let order = self.train_loader.as_ref();
-        let order = order.map(|loader| format!(", in the order of {}", loader.description()));
-        let run = Run {
-            driver: self.driver.clone(),
-            interrupter: components.interrupter,
-            store: components.event_store,
-            first,
-            last_epoch: components.num_epochs,
-            counting: self.counting,
-            tail: self.tail,
-            seed: self.seed,
-            pace: self.pace.clone(),
-            order: order.unwrap_or_default().into(),
-            begins_at_epoch: self.train_loader.is_some(),
-            resumed_at,
-            train_metrics: self.train_metrics,
-        };
+        let run = self.run_of(&components, first, resumed_at);
         let mut rank_0 = Some(Rank0 {
             processor: components.event_processor,
             checkpoints: components.checkpointer.map(Checkpoints::new),
             early_stopping: components.early_stopping,
         });
-        let train_items = Items::of_ranks(ranks, self.train_format);
-        let items = train_items.zip(Items::of_ranks(ranks, self.valid_format));
-        let members = groups.into_iter().zip(devices).zip(items);
-        let members = members.zip(repeat_n(learner, ranks));
+        let train_items = Items::of_ranks(groups.len(), self.train_format);
+        let items = train_items.zip(Items::of_ranks(groups.len(), self.valid_format));
+        let learners = repeat_n(learner, groups.len());
+        let members = groups.into_iter().zip(devices).zip(items).zip(learners);
         let ranks = members.map(|(((group, device), (train_items, valid_items)), learner)| {
             // In a box: it has a model by value.
             Box::new(Rank {
@@ -108,6 +84,60 @@ impl<LC: LearningComponentsTypes + 'static> UpdateStrategy<LC> {
         let silent = rank_0.map(|silent| silent.processor);
         let processor = shown.or(silent).expect("a process has one processor");
         Ok((model, processor))
+    }
+
+    /// The groups of the ranks, where they are several threads of this program.
+    ///
+    /// # Errors
+    ///
+    /// Those of the group.
+    fn threads_of_ranks(&self) -> Result<Vec<ThreadGroup>, UpdateError> {
+        match &self.ranks {
+            Ranks::Threads(1, _) | Ranks::Process(_) => Ok(Vec::new()),
+            Ranks::Threads(world_size, options) => {
+                Ok(ThreadGroup::new(*world_size, options.clone())?)
+            }
+        }
+    }
+
+    /// The groups of the ranks of this program.
+    fn groups(&self, threads: &[ThreadGroup]) -> Vec<Arc<dyn ProcessGroup>> {
+        match &self.ranks {
+            Ranks::Threads(1, _) => vec![Arc::new(SingleRank::new())],
+            Ranks::Threads(..) => {
+                let shared = |group: &ThreadGroup| Arc::new(group.clone()) as _;
+                threads.iter().map(shared).collect()
+            }
+            Ranks::Process(group) => vec![group.clone()],
+        }
+    }
+
+    /// What is the same on all ranks.
+    fn run_of(
+        &self,
+        components: &TrainingComponents<LC>,
+        first: usize,
+        resumed_at: Option<Position>,
+    ) -> Run<LC> {
+        let order = match &self.train_loader {
+            Some(loader) => format!(", in the order of {}", loader.description()),
+            None => String::new(),
+        };
+        Run {
+            driver: self.driver.clone(),
+            interrupter: components.interrupter.clone(),
+            store: components.event_store.clone(),
+            first,
+            last_epoch: components.num_epochs,
+            counting: self.counting,
+            tail: self.tail,
+            seed: self.seed,
+            pace: self.pace.clone(),
+            order: order.into(),
+            begins_at_epoch: self.train_loader.is_some(),
+            resumed_at,
+            train_metrics: self.train_metrics,
+        }
     }
 
     /// # Errors

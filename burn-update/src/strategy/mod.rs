@@ -214,8 +214,8 @@ impl<LC: LearningComponentsTypes> UpdateStrategy<LC> {
         ValidItem<LC>: RankItem,
     {
         self.ranks = Ranks::Process(group);
-        self.train_format = Some((RankItem::into_bytes, RankItem::from_bytes));
-        self.valid_format = Some((RankItem::into_bytes, RankItem::from_bytes));
+        self.train_format = Some(Format::of_item());
+        self.valid_format = Some(Format::of_item());
         self
     }
 

@@ -21,21 +21,13 @@ mod same;
 #[path = "../../../burn-accum/tests/strategy/watch.rs"]
 mod watch;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use burn::lr_scheduler::linear::{LinearLrScheduler, LinearLrSchedulerConfig};
 use burn::optim::AdamWConfig;
 use burn_accum::AccumConfig;
 use burn_update::{Update, UpdateStrategy};
 
-use learner::{B, Components, Outcome, Setup, train};
+use learner::{B, Components, Outcome, Setup, train, turn};
 use model::{Model, rows};
-
-/// A turn with the random generator.
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 type Trained = Update<Model<B>, B>;
 

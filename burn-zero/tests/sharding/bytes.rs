@@ -9,10 +9,10 @@ use burn::tensor::FloatDType;
 use burn::tensor::backend::AutodiffBackend;
 use burn_accum::{AccumConfig, MultiSteps};
 use burn_ranks::shard::Parameter;
-use burn_ranks::{BufferDtype, Operation, Sent};
+use burn_ranks::{BufferDtype, Sent};
 use burn_zero::{
-    BatchConfig, Estimate, ModelStates, Partition, ProcessGroup, ShardMap, Stage, ZeroConfig,
-    ZeroOptimizer, ZeroSettings, estimate,
+    BatchConfig, Estimate, ModelStates, Partition, ShardMap, Stage, ZeroConfig, ZeroOptimizer,
+    ZeroSettings, estimate,
 };
 use ciborium::Value;
 
@@ -65,7 +65,7 @@ fn train(config: &ZeroConfig, world_size: usize) -> Vec<Found> {
         let mut zero = ZeroOptimizer::new(adam, group.clone(), config.settings()).unwrap();
         let model = LAYERS.map(|(i, o)| LinearConfig::new(i, o).init(&Default::default()));
         let mut model: Wide = zero.prepare::<B, _>(model.to_vec()).unwrap();
-        let before = sent(&*group);
+        let before = group.traffic().of_tensors();
         let mut optimizer = MultiSteps::new(zero, AccumConfig::mean(steps as usize)).unwrap();
         let mut gradient_bytes = 0;
         for _ in 0..UPDATES * steps {
@@ -75,7 +75,7 @@ fn train(config: &ZeroConfig, world_size: usize) -> Vec<Found> {
             gradient_bytes = held(&gradients, &model);
             model = optimizer.step(0.05, model, gradients);
         }
-        let after = sent(&*group);
+        let after = group.traffic().of_tensors();
         let zero = optimizer.inner();
         let record = Optimizer::<Wide, B>::to_record(zero);
         Found {
@@ -89,21 +89,6 @@ fn train(config: &ZeroConfig, world_size: usize) -> Vec<Found> {
             peak_gradient_bytes: zero.peak_gradient_bytes(),
         }
     })
-}
-
-/// Gradients and parameters, without what ranks say to each other.
-fn sent(group: &dyn ProcessGroup) -> Sent {
-    let mut all = Sent::default();
-    for operation in [
-        Operation::AllReduce,
-        Operation::ReduceScatter,
-        Operation::AllGather,
-    ] {
-        let sent = group.traffic().of(operation);
-        all.elements += sent.elements;
-        all.data_bytes += sent.data_bytes;
-    }
-    all
 }
 
 fn parameters() -> u64 {
@@ -240,13 +225,13 @@ fn low_precision_parameters_are_sent_as_they_are() {
                 let mut zero = ZeroOptimizer::new(adam, group.clone(), config.settings()).unwrap();
                 let model = LAYERS.map(|(i, o)| low(LinearConfig::new(i, o)));
                 let model: Wide = zero.prepare::<B, _>(model.to_vec()).unwrap();
-                let before = sent(&*group);
+                let before = group.traffic().of_tensors();
                 let x = Tensor::<B, 2>::ones([2, 37], &Default::default());
                 let x = x.cast(FloatDType::BF16);
                 let y = model.iter().fold(x, |x, layer| layer.forward(x).tanh());
                 let gradients = GradientsParams::from_grads(y.sum().backward(), &model);
                 let _ = zero.step(0.05, model, gradients);
-                sent(&*group).data_bytes - before.data_bytes
+                group.traffic().of_tensors().data_bytes - before.data_bytes
             });
             for found in found {
                 close(&what, found, said as f64);
@@ -289,13 +274,16 @@ fn whole_parameters_have_the_bytes_of_their_map() {
             let model: Wide = optimizer
                 .prepare::<B, _>(LAYERS.map(layer).to_vec())
                 .unwrap();
-            let before = sent(&*group);
+            let before = group.traffic().of_tensors();
             let x = Tensor::<B, 2>::ones([2, 37], &Default::default());
             let y = model.iter().fold(x, |x, layer| layer.forward(x).tanh());
             let gradients = GradientsParams::from_grads(y.sum().backward(), &model);
             let _ = optimizer.step(0.05, model, gradients);
             let state = tensor_bytes(Optimizer::<Wide, B>::to_record(&optimizer));
-            (sent(&*group).data_bytes - before.data_bytes, state)
+            (
+                group.traffic().of_tensors().data_bytes - before.data_bytes,
+                state,
+            )
         });
         for (rank, found) in found.into_iter().enumerate() {
             let own = map.shard_elements(rank);

@@ -32,8 +32,6 @@ mod variants;
 mod watch;
 mod wide;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use burn::lr_scheduler::{LrScheduler, linear::LinearLrSchedulerConfig};
 use burn::optim::{AdamWConfig, Optimizer};
 use burn::{backend::Autodiff, tensor::backend::AutodiffBackend};
@@ -41,14 +39,8 @@ use burn_checkpoint::Remat;
 use burn_flex::Flex;
 use burn_zero::{Sharded, Stage, ZeroOptimizer, ZeroSettings, ZeroStrategy};
 
-use learner::{Outcome, Setup, train};
+use learner::{Outcome, Setup, train, turn};
 use model::{Model, Row};
-
-/// A turn with the random generator.
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// What ranks train on.
 type Z = Sharded<Autodiff<Remat<Flex>>>;

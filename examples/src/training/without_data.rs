@@ -8,7 +8,7 @@ use burn_accum::{AccumConfig, MultiSteps};
 use burn_amp::{Bf16, F16, GradScaler, Off, autocast};
 use burn_checkpoint::MemoryBudget;
 use burn_estimate::{Estimate, Meta, MetaDevice, estimate_rank};
-use burn_ranks::{Operation, ProcessGroup, SimulatedRank};
+use burn_ranks::{ProcessGroup, SimulatedRank};
 use burn_zero::{HostAdamWConfig, Memory, ZeroConfig, offload_parameters};
 
 use super::error::TrainingError;
@@ -96,18 +96,7 @@ impl Stack {
             }
             model
         };
-        let sent = || sent(&*simulated);
+        let sent = || simulated.traffic().of_tensors().data_bytes;
         Ok(estimate_rank::<B, _>(device, sent, model, step).0)
     }
-}
-
-/// Bytes of parameters and gradients that a rank has sent so far.
-fn sent(group: &dyn ProcessGroup) -> u64 {
-    let buffers = [
-        Operation::AllReduce,
-        Operation::ReduceScatter,
-        Operation::AllGather,
-    ];
-    let of = |operation| group.traffic().of(operation).data_bytes;
-    buffers.into_iter().map(of).sum()
 }

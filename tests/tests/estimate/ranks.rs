@@ -15,7 +15,6 @@ use burn_estimate::{
     DeviceProfile, Estimate, Kind, Meta, MetaDevice, Shares, estimate_on, estimate_rank,
 };
 use burn_flex::Flex;
-use burn_ranks::Operation;
 use burn_zero::parts::ShardOptimizer;
 use burn_zero::{
     GroupOptions, HostAdamWConfig, Memory, ModelStates, OffloadConfig, ParameterShards,
@@ -85,17 +84,6 @@ where
     })
 }
 
-/// Bytes of parameters and gradients that a rank has sent so far.
-fn sent(group: &dyn ProcessGroup) -> u64 {
-    let buffers = [
-        Operation::AllReduce,
-        Operation::ReduceScatter,
-        Operation::AllGather,
-    ];
-    let of = |operation| group.traffic().of(operation).data_bytes;
-    buffers.into_iter().map(of).sum()
-}
-
 fn simulated<B: AutodiffBackend<Device = MetaDevice>>(
     program: &impl Program,
     stage: Stage,
@@ -103,7 +91,7 @@ fn simulated<B: AutodiffBackend<Device = MetaDevice>>(
     offload: bool,
 ) -> Estimate {
     let group = Arc::new(SimulatedRank::new(rank, world_size).expect("a rank of some"));
-    let sent = || sent(&*group);
+    let sent = || group.traffic().of_tensors().data_bytes;
     let device = MetaDevice::default();
     with_rank::<B, _, _>(
         program,
@@ -157,9 +145,9 @@ fn real(stage: Stage, world_size: usize) -> u64 {
             shared,
             settings(stage),
             |model, step| {
-                let before = sent(&group);
+                let before = group.traffic().of_tensors().data_bytes;
                 step(model);
-                sent(&group) - before
+                group.traffic().of_tensors().data_bytes - before
             },
         )
     });
