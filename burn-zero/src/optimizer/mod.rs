@@ -14,6 +14,7 @@ mod parameter_shards;
 mod parameters;
 mod prepare;
 mod rank_context;
+mod sharding;
 mod statistics;
 mod step;
 mod trial;

@@ -13,9 +13,9 @@ use burn_ranks::{BufferDtype, HostBuffer, ProcessGroup};
 
 use super::parameter_shards::ParameterShards;
 use super::parameters::Parameters;
+use super::sharding::{Sharding, UpdateShards};
 use super::statistics::{Statistics, independent_if_shared};
 use super::trial;
-use super::zero_optimizer::ZeroOptimizer;
 use crate::backend::{attach, leaf_node, stream};
 use crate::host::{exchanged, floats, read};
 use crate::module::{Replace, replace_tensors};
@@ -25,7 +25,22 @@ use crate::trace::trace_waits;
 use crate::{Memory, ZeroError, ZeroOptimizerError, raise, state};
 use burn_decorator::module::for_each_float;
 
-impl<O> ZeroOptimizer<O> {
+impl Sharding {
+    /// [`ZeroOptimizer::prepare`](super::ZeroOptimizer::prepare), for what updates the shards.
+    pub(super) fn prepare<B, M, U>(&mut self, module: Box<M>, inner: &U) -> Result<Box<M>, U::Error>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        U: UpdateShards<B>,
+    {
+        let group = self.group.clone();
+        // Before `devices`, which initialises parameters.
+        let module = self.placed::<B, M>(module, &group, None)?;
+        let device = module.devices().into_iter().next().unwrap_or_default();
+        let (module, _) = self.prepare_on::<B, M, U>(group, module, &device, inner)?;
+        Ok(module)
+    }
+
     /// The model with its parameters in the memory that the settings choose. When they are used,
     /// they are gathered or uploaded to `device`, or to the device they are on now if it is `None`.
     /// Those that are not initialised yet are initialised one at a time.
@@ -69,22 +84,22 @@ impl<O> ZeroOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// Those of [`ZeroOptimizer::prepare`].
-    pub(super) fn prepare_on<B, M>(
+    /// Those of [`prepare`](Self::prepare).
+    pub(super) fn prepare_on<B, M, U>(
         &mut self,
         group: Arc<dyn ProcessGroup>,
         module: Box<M>,
         device: &B::Device,
-    ) -> Result<(Box<M>, Vec<ParamId>), ZeroError>
+        inner: &U,
+    ) -> Result<(Box<M>, Vec<ParamId>), U::Error>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
-        O: Optimizer<ParameterShards<B>, B>,
+        U: UpdateShards<B>,
     {
         let (ranks, rank, settings) = (group.world_size(), group.rank(), &self.settings);
         let gathers_units = self.gathers_units(&*group);
-        let norm = self.norm.as_ref();
-        let tried = trial::run::<B, O>(&self.inner, settings, ranks, norm, device);
+        let tried = trial::run::<B, _>(inner, settings, ranks, device);
         let seed = self.seed.filter(|_| ranks > 1);
         let parameters = Parameters::of::<B, M>(&module);
         let leave = ranks > 1 && settings.stage.shards_gradients();
@@ -101,17 +116,21 @@ impl<O> ZeroOptimizer<O> {
         let before = self.reducer.as_ref().map(|reducer| reducer.layout());
         let other = before.filter(|before| before.parameters() != parameters.list);
         if let Some(before) = other
-            && group.agree_any(
-                "state of other parameters",
-                has_state::<B, O>(&self.inner, before),
-            )?
+            && group
+                .agree_any(
+                    "state of other parameters",
+                    has_state::<B, _>(inner.optimizer(), before),
+                )
+                .map_err(ZeroError::from)?
         {
             let what = "the optimizer has state of the parameters that were trained before, and other ones are trained now: make a new \
                         ZeroOptimizer for them";
             return Err(ZeroOptimizerError::OtherModel(what.into()).into());
         }
         trial::agree(&*group, tried)?;
-        group.agree_on_entries("parameters", &parameters.describe())?;
+        let described = parameters.describe();
+        let agreed = group.agree_on_entries("parameters", &described);
+        agreed.map_err(ZeroError::from)?;
 
         let paths = parameters.list.iter().filter(|_| gathers_units);
         if gathers_units {
@@ -120,7 +139,8 @@ impl<O> ZeroOptimizer<O> {
                 format!("{path} in {unit}")
             });
             let units: Vec<_> = units.collect();
-            group.agree_on_entries("units of the parameters", &units)?;
+            let agreed = group.agree_on_entries("units of the parameters", &units);
+            agreed.map_err(ZeroError::from)?;
         }
         let mut are_there: HashSet<_> = paths.map(|parameter| parameter.path.clone()).collect();
         let frozen = self.prepared.lock().frozen.clone();

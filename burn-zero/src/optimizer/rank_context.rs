@@ -1,4 +1,4 @@
-//! The connection between a strategy and the [`ZeroOptimizer`] inside its Learner: a context on the
+//! The connection between a strategy and the [`ZeroOptimizer`](super::ZeroOptimizer) inside its Learner: a context on the
 //! thread that trains.
 //!
 //! A Learner does not expose its optimizer, nor do wrappers. But a thread is a rank, and both
@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 use burn::module::{AutodiffModule, ParamId, list_param_ids};
-use burn::optim::Optimizer;
 use burn::record::Record;
 use burn::tensor::backend::{AutodiffBackend, Backend, DeviceId};
 use burn_backend::Device as _;
@@ -20,9 +19,9 @@ use burn_ranks::ProcessGroup;
 use ciborium::Value;
 use parking_lot::Mutex;
 
-use super::parameter_shards::ParameterShards;
+use super::sharding::{Sharding, UpdateShards};
 use super::statistics::independent_if_shared;
-use super::zero_optimizer::ZeroOptimizer;
+
 use crate::state::to_record;
 use crate::trace::trace_waits;
 use crate::{ZeroError, raise};
@@ -95,7 +94,7 @@ impl RankContext {
     /// # Errors
     ///
     /// [`ZeroError::Strategy`] unless the step reaches exactly one optimizer; those of
-    /// [`ZeroOptimizer::prepare`].
+    /// [`ZeroOptimizer::prepare`](super::ZeroOptimizer::prepare).
     pub(crate) fn prepare(&self, optimizer: &str, step: impl FnOnce()) -> Result<(), ZeroError> {
         match self.ask(Ask::Prepare, step)? {
             1 => Ok(()),
@@ -119,7 +118,7 @@ impl RankContext {
     ///
     /// # Errors
     ///
-    /// Those of the group, of [`ZeroOptimizer::prepare`] and of a record.
+    /// Those of the group, of [`ZeroOptimizer::prepare`](super::ZeroOptimizer::prepare) and of a record.
     pub(crate) fn ask(&self, what: Ask, step: impl FnOnce()) -> Result<usize, ZeroError> {
         *self.asked.lock() = Some(what);
         message::send(Message::Ranks, step);
@@ -152,13 +151,22 @@ impl RankContext {
     }
 }
 
-impl<O> ZeroOptimizer<O> {
+impl Sharding {
+    /// The record of the whole model, while a strategy has one written.
+    pub(super) fn whole_record<B: Backend, R: Record<B>>(&self) -> Option<R> {
+        let context = RankContext::here().filter(|_| self.in_learner);
+        context.and_then(|context| context.whole::<B, R>())
+    }
+
     /// Handles a step that is a message of the strategy. Returns the model.
-    pub(super) fn receive<B, M>(&mut self, module: Box<M>) -> Box<M>
+    pub(super) fn receive<B, M>(
+        &mut self,
+        module: Box<M>,
+        inner: &mut impl UpdateShards<B, Error = ZeroError>,
+    ) -> Box<M>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
-        O: Optimizer<ParameterShards<B>, B>,
     {
         message::report(|inside| inside.ranks = true);
         let context = RankContext::here().filter(|_| self.in_learner);
@@ -168,8 +176,8 @@ impl<O> ZeroOptimizer<O> {
         let what = *context.asked.lock();
         let before = module.clone();
         let done = message::answer(|| match what {
-            Some(Ask::Prepare) => self.take_ranks::<B, M>(&context, module),
-            Some(Ask::Record) => self.gather_whole::<B>(context.ids()).map(|tree| {
+            Some(Ask::Prepare) => self.take_ranks::<B, M>(&context, module, inner),
+            Some(Ask::Record) => self.gather_whole::<B>(context.ids(), inner).map(|tree| {
                 *context.whole.lock() = tree;
                 module
             }),
@@ -192,11 +200,11 @@ impl<O> ZeroOptimizer<O> {
         &mut self,
         context: &RankContext,
         mut module: Box<M>,
+        inner: &mut impl UpdateShards<B, Error = ZeroError>,
     ) -> Result<Box<M>, ZeroError>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
-        O: Optimizer<ParameterShards<B>, B>,
     {
         let device = B::Device::from_id(context.device);
         let settings = format!("{:?}", self.settings);
@@ -214,8 +222,9 @@ impl<O> ZeroOptimizer<O> {
             let mut prepared = self.prepared.lock();
             Box::new(prepared.frozen.put::<B, M>(module.fork(&device)))
         };
-        let (module, ids) = self.prepare_on::<B, M>(context.group.clone(), module, &device)?;
-        self.cut_state::<B>(&ids, list_param_ids(&*module), &device)?;
+        let (module, ids) =
+            self.prepare_on::<B, M, _>(context.group.clone(), module, &device, inner)?;
+        self.cut_state::<B>(&ids, list_param_ids(&*module), &device, inner)?;
         // A context belongs to one training.
         let _ = context.ids.set(ids);
         let is_sharded = self.prepared.lock().shards.is_some();

@@ -1,13 +1,13 @@
-//! A step: reduces gradients, runs the wrapped optimizer on this rank's shards, and gathers the
-//! parameters.
+//! A step: [`reduce`], [`Sharding::update`], [`Sharding::publish`]. How far a gradient is on its way is in
+//! its type: local, reduced, this rank's shard.
 
 use core::ops::Range;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use burn::module::AutodiffModule;
+use burn::module::{AutodiffModule, ParamId};
 use burn::optim::adaptor::GradAdaptor;
-use burn::optim::{GradientsParams, LearningRate, Optimizer};
+use burn::optim::{GradientsParams, LearningRate};
 use burn::tensor::{Shape, Tensor, TensorPrimitive};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend, FloatDType, Slice, TensorData, TensorMetadata};
@@ -18,150 +18,214 @@ use super::gather::Gather;
 use super::parameter_shards::{ParameterShards, shard_id};
 use super::parameters::Parameters;
 use super::prepare::attach_to;
-use super::zero_optimizer::ZeroOptimizer;
+use super::sharding::{Sharding, UpdateShards};
 use crate::backend::leaf_node;
 use crate::host::read_floats;
 use crate::offload::step_on_shards;
-use crate::parameters::{NewValue, ParameterStore, Residence, Shard, Units, own_shards};
-use crate::recorder::Prepared;
+use crate::parameters::{NewValue, Residence, Shard, Units, own_shards};
 use crate::reduce::{GradientReducer, Layout, StepTag};
-use crate::stack::with_stack;
-use crate::{Memory, Stage, ZeroError, ZeroOptimizerError, raise};
+use crate::{Memory, ZeroError, ZeroOptimizerError};
 
-/// Gradients, by parameter.
-type Gradients<I> = Vec<Option<FloatTensor<I>>>;
-
-impl<O> ZeroOptimizer<O> {
-    /// A step. Panics with the message of its error, as Burn's trait allows no other failure.
-    pub(super) fn update_with<B, M>(
+impl Sharding {
+    /// A step of the model: reduce, update, publish. `on_overflow` gets the paths of the gradients
+    /// that overflowed in the reduction, the same on all ranks, and returns whether the step is left
+    /// out because of them.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroOptimizerError::NotPrepared`], [`ZeroOptimizerError::OtherModel`]; those of the group.
+    pub(super) fn advance<B, M, U>(
         &mut self,
         lr: LearningRate,
         module: Box<M>,
         gradients: GradAdaptor,
-    ) -> Box<M>
+        inner: &mut U,
+        on_overflow: impl FnOnce(Vec<String>) -> bool,
+    ) -> Result<Box<M>, U::Error>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
-        O: Optimizer<ParameterShards<B>, B>,
+        U: UpdateShards<B>,
     {
-        let step = || self.advance::<B, M>(lr, module, gradients);
-        raise(gradient::update(|| with_stack(step)))
+        let step = self.begin_step::<B, M>(&module, lr)?;
+        let (reduced, overflowed) = reduce(&step, step.local_gradients::<B>(gradients))?;
+        if !overflowed.is_empty() && on_overflow(overflowed) {
+            return Ok(module);
+        }
+        let gradients = reduced.into_shards(step.layout())?;
+        let updated = self.update::<B, M, U>(&step, &module, gradients, inner)?;
+        Ok(self.publish::<B, M>(&step, module, updated)?)
     }
 
+    /// Checks that a model is the one that was prepared, and counts a step of it.
+    ///
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::NotPrepared`], [`ZeroOptimizerError::OtherModel`]; those of the group.
-    fn advance<B, M>(
-        &mut self,
+    /// [`ZeroOptimizerError::NotPrepared`], [`ZeroOptimizerError::OtherModel`].
+    fn begin_step<B, M>(
+        &self,
+        module: &M,
         lr: LearningRate,
-        module: Box<M>,
-        mut gradients: GradAdaptor,
-    ) -> Result<Box<M>, ZeroError>
+    ) -> Result<ModelStep<B::Device>, ZeroError>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
-        O: Optimizer<ParameterShards<B>, B>,
+    {
+        let step = self.model_step::<B, M>(module, |reducer| reducer.next_step(lr))?;
+        step.parameters.check_tied()?;
+        Ok(step)
+    }
+
+    fn model_step<B, M>(
+        &self,
+        module: &M,
+        at: impl FnOnce(&GradientReducer) -> StepTag,
+    ) -> Result<ModelStep<B::Device>, ZeroError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
     {
         let device = module.devices().into_iter().next().unwrap_or_default();
         let reducer = self.reducer.clone().ok_or_else(|| self.unprepared())?;
-        let layout = reducer.layout();
-        let parameters = Parameters::of::<B, M>(&module);
-        parameters.check_same(layout.parameters())?;
-        parameters.check_tied()?;
+        let parameters = Parameters::of::<B, M>(module);
+        parameters.check_same(reducer.layout().parameters())?;
+        Ok(ModelStep {
+            at: at(&reducer),
+            reducer,
+            parameters,
+            device,
+        })
+    }
 
-        let own = parameters.ids().into_iter().map(|id| {
-            let (gradient, _) = gradients.remove::<B::InnerBackend, 1>(id)?;
-            Some(gradient.into_primitive().tensor())
-        });
-        let at = reducer.next_step(lr);
-        let own = own.collect();
-        let due = due(&parameters.nodes, reducer.take_reduced());
-        let (reduced, overflowed) =
-            reduce::<B::InnerBackend>(&reducer, at.clone(), own, &due, &device)?;
-        // If a loss scaler records it, all ranks skip the step.
-        if !overflowed.is_empty() && gradient::report_overflow(overflowed) {
-            return Ok(module);
-        }
-        let changed: Vec<_> = reduced.iter().map(Option::is_some).collect();
-        let held = held::<B::InnerBackend>(layout, reduced)?;
-        if let Some(receive) = &self.norm {
-            receive.call(self.norm_of_held::<B::InnerBackend>(layout, &held)?);
-        }
-        let mut gradients = GradientsParams::new();
-        for (parameter, gradient) in held {
-            // `GradientsParams` does not store the number of dimensions.
-            let gradient = TensorPrimitive::Float(gradient);
-            let gradient = Tensor::<B::InnerBackend, 1>::from_primitive(gradient);
-            gradients.register(shard_id(parameter), gradient);
-        }
+    /// Runs `inner` on this rank's shards of the parameters.
+    ///
+    /// # Errors
+    ///
+    /// Those of `inner` and of the group.
+    fn update<B, M, U>(
+        &self,
+        step: &ModelStep<B::Device>,
+        module: &M,
+        gradients: ShardGradients<B::InnerBackend>,
+        inner: &mut U,
+    ) -> Result<UpdatedShards<B::InnerBackend>, U::Error>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        U: UpdateShards<B>,
+    {
+        let (layout, parameters) = (step.layout(), &step.parameters);
+        let norm = if inner.wants_norm() {
+            Some(gradients.norm(layout, &*self.group)?)
+        } else {
+            None
+        };
+        let has_gradient = gradients.has_gradient.clone();
+        let gradients = gradients.into_params();
 
-        let own = self.gathers_units(&*self.group).then(|| {
+        let before = self.gathers_units(&*self.group).then(|| {
             let known = self.prepared.lock().shards.clone();
             let units = known.as_ref().map(|shards| shards.units().clone());
-            let own = own_shards::<B, M>(known.as_deref(), layout, &parameters, &module);
-            (units, own)
+            let own = own_shards::<B, M>(known.as_deref(), layout, parameters, module);
+            ShardsBefore { units, own }
         });
-        let leaves = &self.leaves;
-        let is_known = |(index, node): &(usize, &Option<u64>)| {
-            node.is_some() && leaves.get(index) == node.as_ref()
-        };
-        let known = parameters.nodes.iter().enumerate().filter(is_known);
-        let known: HashSet<_> = known.map(|(index, _)| shard_id(index)).collect();
-        let values = parameters.values::<B, M>(&module).into_iter();
+        let values = parameters.values::<B, M>(module).into_iter();
         let shards = values.filter(|(parameter, _)| layout.held(*parameter) > 0);
         let shards = shards.map(|(parameter, value)| {
-            let shard = match &own {
-                Some((_, own)) => {
+            let shard = match &before {
+                Some(ShardsBefore { own, .. }) => {
                     let data =
                         TensorData::new(own[parameter].to_vec(), layout.shard_shape(parameter));
                     let data = data.convert_dtype(layout.parameters()[parameter].dtype);
-                    NewValue::Host(data).into_tensor::<B>(&Residence::alone_on_host(), &device)
+                    NewValue::Host(data).into_tensor::<B>(&Residence::alone_on_host(), &step.device)
                 }
                 None => B::from_inner(cut_one::<B::InnerBackend>(layout, parameter, value)),
             };
             (shard_id(parameter), shard)
         });
         let shards = ParameterShards::with_ids(shards);
-        let (shards, on_host) = step_on_shards(known, || self.inner.step(lr, shards, gradients));
+        let known = self.known_on_host(&parameters.nodes);
+        let (shards, on_host) = step_on_shards(known, || inner.step(norm, shards, gradients));
 
-        let mut shards = shards.into_updated(on_host);
+        let shards = shards?.into_updated(on_host);
         let is_on_host = |shard: &NewValue<_>| matches!(shard, NewValue::Host(_));
         let on_host = shards.iter().filter(|(_, shard)| is_on_host(shard));
         let on_host = on_host.map(|(parameter, _)| *parameter).collect();
-        let module = match own {
+        Ok(UpdatedShards {
+            shards,
+            has_gradient,
+            on_host,
+            before,
+        })
+    }
+
+    /// The ids of the shards that have not changed since the optimizer updated them on the host.
+    fn known_on_host(&self, nodes: &[Option<u64>]) -> HashSet<ParamId> {
+        let nodes = nodes.iter().enumerate();
+        let known = nodes.filter(|(parameter, node)| {
+            node.is_some() && self.leaves.get(parameter) == node.as_ref()
+        });
+        known.map(|(parameter, _)| shard_id(parameter)).collect()
+    }
+
+    /// Makes the parameters of the model of the updated shards of all ranks: gathered now, or at
+    /// stage 3 where they are used.
+    ///
+    /// # Errors
+    ///
+    /// Those of the group.
+    fn publish<B, M>(
+        &mut self,
+        step: &ModelStep<B::Device>,
+        module: Box<M>,
+        updated: UpdatedShards<B::InnerBackend>,
+    ) -> Result<Box<M>, ZeroError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let (layout, parameters) = (step.layout(), &step.parameters);
+        let UpdatedShards {
+            mut shards,
+            has_gradient,
+            on_host,
+            before,
+        } = updated;
+        let module = match before {
             None if layout.holds_all() => {
-                self.update::<B, M>(module, &parameters, on_host, |index| {
-                    let shard = shards.remove(&index).filter(|_| changed[index])?;
+                self.replace::<B, M>(module, parameters, on_host, |index| {
+                    let shard = shards.remove(&index).filter(|_| has_gradient[index])?;
                     let shape = layout.parameters()[index].shape.clone();
                     Some(shard.reshaped(Shape::from(shape)))
                 })
             }
             None => {
                 let shards = read_shards(layout, shards)?;
-                let mut gather = Gather::new(&reducer, at, shards.collect(), changed);
+                let at = step.at.clone();
+                let mut gather = Gather::new(&step.reducer, at, shards.collect(), has_gradient);
                 let mut failed = None;
-                let module = self.update::<B, M>(module, &parameters, on_host, |index| {
+                let module = self.replace::<B, M>(module, parameters, on_host, |index| {
                     let taken = failed.is_none().then(|| gather.take(index))?;
                     let taken = taken.map_err(|error| failed = Some(error));
                     taken.ok().flatten().map(NewValue::Host)
                 });
                 failed.map_or(Ok(module), Err)?
             }
-            Some((units, mut own)) => {
+            Some(ShardsBefore { units, mut own }) => {
                 for (parameter, new) in read_shards(layout, shards)? {
                     own[parameter] = Arc::new(new);
                 }
-                self.shard::<B, M>(module, &reducer, units, own, on_host, &at)
+                self.shard::<B, M>(module, &step.reducer, units, own, on_host, &step.at)
             }
         };
-        attach_to::<B, M>(&reducer, &module);
-        end_uploads::<B::InnerBackend>(&device);
+        attach_to::<B, M>(&step.reducer, &module);
+        end_uploads::<B::InnerBackend>(&step.device);
         // A budget would evict state, and shards of state have other sizes on each rank.
         burn_checkpoint::end_step();
         Ok(module)
     }
 
-    /// [`ZeroOptimizer::global_norm`].
+    /// [`ZeroOptimizer::global_norm`](super::ZeroOptimizer::global_norm).
     pub(super) fn norm_of<B, M>(
         &self,
         module: &M,
@@ -171,145 +235,24 @@ impl<O> ZeroOptimizer<O> {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let device = module.devices().into_iter().next().unwrap_or_default();
-        let reducer = self.reducer.clone().ok_or_else(|| self.unprepared())?;
-        let layout = reducer.layout();
-        let parameters = Parameters::of::<B, M>(module);
-        parameters.check_same(layout.parameters())?;
-        let own = parameters.ids().into_iter().map(|id| {
+        let step = self.model_step::<B, M>(module, |_| "norm of the gradients".into())?;
+        let own = step.parameters.ids().into_iter().map(|id| {
             let gradient = gradients.get::<B::InnerBackend, 1>(id)?;
             Some(gradient.into_primitive().tensor())
         });
-        let own = own.collect();
-        let due = due(&parameters.nodes, reducer.reduced());
-        let at = "norm of the gradients".into();
-        let (reduced, _) = reduce::<B::InnerBackend>(&reducer, at, own, &due, &device)?;
-        let held = held::<B::InnerBackend>(layout, reduced)?;
-        self.norm_of_held::<B::InnerBackend>(layout, &held)
-    }
-
-    /// The norm over all ranks, each of which holds its part of the gradients.
-    fn norm_of_held<I: Backend>(
-        &self,
-        layout: &Layout,
-        held: &[(usize, FloatTensor<I>)],
-    ) -> Result<f32, ZeroError> {
-        let own = squared_norm::<I>(layout, held);
-        let all = self.group.agree_sum("squared norm of the gradient", own)?;
-        Ok(all.sqrt() as f32)
-    }
-
-    /// Whether parameters are sharded: gathered unit by unit when they are used.
-    pub(super) fn gathers_units(&self, group: &dyn ProcessGroup) -> bool {
-        self.settings.stage == Stage::Parameters && group.world_size() > 1
-    }
-
-    /// The module with leaves that are gathered from these shards of all ranks, when they are used.
-    pub(super) fn shard<B: AutodiffBackend, M: AutodiffModule<B>>(
-        &mut self,
-        module: Box<M>,
-        reducer: &Arc<GradientReducer>,
-        units: Option<Arc<Units>>,
-        own: Vec<Shard>,
-        on_host: HashSet<usize>,
-        at: &str,
-    ) -> Box<M> {
-        let new = || Arc::new(Units::new(reducer.layout(), |path| self.unit(path)));
-        let units = units.unwrap_or_else(new);
-        let shards = ParameterStore::new(reducer.clone(), units, own, format!("after {at}"));
-        self.put::<B, M>(module, shards, on_host)
-    }
-
-    /// The module with leaves of these shards. Those of `on_host` have not changed since this
-    /// rank's optimizer updated them on the host.
-    #[expect(clippy::boxed_local, reason = "a model is large by value")]
-    pub(super) fn put<B: AutodiffBackend, M: AutodiffModule<B>>(
-        &mut self,
-        module: Box<M>,
-        shards: Arc<ParameterStore>,
-        on_host: impl IntoIterator<Item = usize>,
-    ) -> Box<M> {
-        let module = Box::new(shards.put::<B, M>(*module));
-        let on_host = on_host.into_iter();
-        let on_host = on_host.filter_map(|parameter| Some((parameter, shards.node(parameter)?)));
-        self.leaves = on_host.collect();
-        self.prepared.lock().shards = Some(shards);
-        module
-    }
-
-    /// Takes over the parameters that something else has set since the last step, if they are
-    /// sharded. All ranks call it.
-    pub(super) fn follow<B, M>(&mut self, module: &M)
-    where
-        B: AutodiffBackend,
-        M: AutodiffModule<B>,
-    {
-        let Prepared {
-            reducer,
-            shards,
-            mut frozen,
-        } = self.prepared.lock().clone();
-        let (Some(reducer), Some(shards)) = (reducer, shards) else {
-            return;
+        let local = LocalGradients {
+            by_parameter: own.collect(),
+            due: due(&step.parameters.nodes, step.reducer.reduced()),
         };
-        frozen.follow::<B, M>(module);
-        self.prepared.lock().frozen = frozen;
-        let parameters = Parameters::of::<B, M>(module);
-        let is_own =
-            |(parameter, node): (usize, &Option<u64>)| shards.own(parameter, *node).is_some();
-        if parameters.nodes.iter().enumerate().all(is_own) {
-            return;
-        }
-        let own = own_shards::<B, M>(Some(&*shards), reducer.layout(), &parameters, module);
-        self.leaves
-            .retain(|parameter, node| parameters.nodes[*parameter] == Some(*node));
-        let at = "changes since the last step".to_owned();
-        let shards = ParameterStore::new(reducer, shards.units().clone(), own, at);
-        self.prepared.lock().shards = Some(shards);
-    }
-
-    /// The module with whole parameters, frozen ones too, in the host memory of rank 0, if they are
-    /// sharded. All ranks call it.
-    ///
-    /// # Errors
-    ///
-    /// Those of the group.
-    pub(super) fn put_whole_on_rank_0<B, M>(&self, module: Box<M>) -> Result<Box<M>, ZeroError>
-    where
-        B: AutodiffBackend,
-        M: AutodiffModule<B>,
-    {
-        let Prepared { shards, frozen, .. } = self.prepared.lock().clone();
-        match shards {
-            None => Ok(module),
-            Some(shards) => {
-                let module = Box::new(frozen.put_whole_on_rank_0::<B, M>(*module)?);
-                Ok(Box::new(shards.put_whole_on_rank_0::<B, M>(*module)?))
-            }
-        }
-    }
-
-    /// The module with the shards of the last step, if parameters are sharded.
-    pub(super) fn put_shards_again<B, M>(&mut self, module: Box<M>) -> Box<M>
-    where
-        B: AutodiffBackend,
-        M: AutodiffModule<B>,
-    {
-        let shards = self.prepared.lock().shards.clone();
-        let (Some(shards), Some(reducer)) = (shards, self.reducer.clone()) else {
-            return module;
-        };
-        let module = Box::new(self.prepared.lock().frozen.put::<B, M>(*module));
-        let on_host: Vec<_> = self.leaves.keys().copied().collect();
-        let module = self.put::<B, M>(module, shards, on_host);
-        attach_to::<B, M>(&reducer, &module);
-        module
+        let (reduced, _) = reduce::<B::InnerBackend>(&step, local)?;
+        let shards = reduced.into_shards(step.layout())?;
+        shards.norm(step.layout(), &*self.group)
     }
 
     /// The module with the new values of parameters that `take` returns, as new leaves. `on_host`
     /// are the parameters whose shards this rank's optimizer has updated on the host.
     #[expect(clippy::boxed_local, reason = "a model is large by value")]
-    fn update<B, M>(
+    fn replace<B, M>(
         &mut self,
         module: Box<M>,
         parameters: &Parameters,
@@ -372,30 +315,109 @@ fn due(nodes: &[Option<u64>], reduced: Option<HashSet<u64>>) -> Vec<usize> {
     (0..nodes.len()).filter(is_due).collect()
 }
 
-/// Reduces this rank's gradients of the parameters that are `due`, and returns this rank's shards,
-/// and the paths of those that overflowed in the reduction, on any rank.
-fn reduce<I: Backend>(
-    reducer: &GradientReducer,
+/// A gradient on its way through a step, by parameter; `None` where there is none. Its type says how
+/// far it is: [`LocalGradients`], [`ReducedGradients`], [`ShardGradients`].
+type Gradients<I> = Vec<Option<FloatTensor<I>>>;
+
+/// Gradients as backward has left them on this rank.
+struct LocalGradients<I: Backend> {
+    by_parameter: Gradients<I>,
+    /// The parameters whose gradients are of this rank's batch alone. Those of the others backward
+    /// has reduced.
+    due: Vec<usize>,
+}
+
+/// Gradients of all ranks: of each this rank's shard, or in stage 0 all of it; a single zero where
+/// the rank has no elements of the parameter, so that all ranks see a gradient of the same
+/// parameters.
+struct ReducedGradients<I: Backend> {
+    by_parameter: Gradients<I>,
+}
+
+/// This rank's shards of reduced gradients, in the shapes for the optimizer of shards.
+struct ShardGradients<I: Backend> {
+    /// Of the parameters of which this rank holds elements, with their positions.
+    held: Vec<(usize, FloatTensor<I>)>,
+    /// By parameter: whether any rank has a gradient of it.
+    has_gradient: Vec<bool>,
+}
+
+/// This rank's shards of the parameters after an update.
+struct UpdatedShards<I: Backend> {
+    /// By parameter.
+    shards: HashMap<usize, NewValue<I>>,
+    has_gradient: Vec<bool>,
+    /// The parameters whose shards were updated on the host.
+    on_host: HashSet<usize>,
+    /// `None` where ranks have whole parameters.
+    before: Option<ShardsBefore>,
+}
+
+/// At stage 3: the shards that an update started from.
+struct ShardsBefore {
+    /// `None` before the first step.
+    units: Option<Arc<Units>>,
+    /// By parameter.
+    own: Vec<Shard>,
+}
+
+/// A step of a model: what its reduction, its update and its publication need to know.
+struct ModelStep<D> {
+    reducer: Arc<GradientReducer>,
+    parameters: Parameters,
+    device: D,
+    /// Names the step in labels of collectives.
     at: StepTag,
-    mut own: Gradients<I>,
-    due: &[usize],
-    device: &I::Device,
-) -> Result<(Gradients<I>, Vec<String>), ZeroError> {
+}
+
+impl<D> ModelStep<D> {
+    fn layout(&self) -> &Layout {
+        self.reducer.layout()
+    }
+
+    /// Takes the gradients of this rank out.
+    fn local_gradients<B>(&self, mut gradients: GradAdaptor) -> LocalGradients<B::InnerBackend>
+    where
+        B: AutodiffBackend,
+    {
+        let own = self.parameters.ids().into_iter().map(|id| {
+            // `GradAdaptor` does not store the number of dimensions.
+            let (gradient, _) = gradients.remove::<B::InnerBackend, 1>(id)?;
+            Some(gradient.into_primitive().tensor())
+        });
+        LocalGradients {
+            by_parameter: own.collect(),
+            due: due(&self.parameters.nodes, self.reducer.take_reduced()),
+        }
+    }
+}
+
+/// Reduces the gradients of this rank that backward has not, and returns the paths of those that
+/// overflowed in the reduction, on any rank.
+///
+/// # Errors
+///
+/// [`ZeroOptimizerError::OtherModel`]; those of the group.
+fn reduce<I: Backend>(
+    step: &ModelStep<I::Device>,
+    local: LocalGradients<I>,
+) -> Result<(ReducedGradients<I>, Vec<String>), ZeroError> {
+    let (reducer, mut own) = (&step.reducer, local.by_parameter);
     let hold = |gradient: &FloatTensor<I>| {
         let bytes = gradient.shape().num_elements() * gradient.dtype().size();
         reducer.tracker().hold(bytes)
     };
     let mut tracked: Vec<_> = own.iter().map(|g| g.as_ref().map(hold)).collect();
-    if reducer.group().world_size() == 1 || due.is_empty() {
-        return Ok((own, Vec::new()));
+    if reducer.group().world_size() == 1 || local.due.is_empty() {
+        return Ok((ReducedGradients { by_parameter: own }, Vec::new()));
     }
     let parameters = reducer.layout().parameters();
-    for &parameter in due {
+    for &parameter in &local.due {
         let elements = parameters[parameter].elements();
         check::<I>(reducer.layout(), parameter, &own[parameter], elements)?;
     }
-    reducer.begin_step(at, due);
-    for bucket in in_buckets(reducer.layout(), due) {
+    reducer.begin_step(step.at.clone(), &local.due);
+    for bucket in in_buckets(reducer.layout(), &local.due) {
         let gradients: Vec<_> = bucket.iter().map(|&it| own[it].take()).collect();
         let exists: Vec<bool> = gradients.iter().map(Option::is_some).collect();
         let gradients = gradients.into_iter().flatten().collect();
@@ -415,9 +437,12 @@ fn reduce<I: Backend>(
         .collect();
     let reduced = reduced.into_iter().zip(own).map(|(reduced, own)| {
         let Some(reduced) = reduced else { return own };
-        Some(gradient::load(|| reducer.placed::<I>(reduced.data, device)))
+        Some(gradient::load(|| {
+            reducer.placed::<I>(reduced.data, &step.device)
+        }))
     });
-    Ok((reduced.collect(), overflowed))
+    let by_parameter = reduced.collect();
+    Ok((ReducedGradients { by_parameter }, overflowed))
 }
 
 /// The parameters, from the last to the first, cut into groups of about a bucket of elements: a
@@ -439,27 +464,49 @@ fn in_buckets(layout: &Layout, parameters: &[usize]) -> Vec<Vec<usize>> {
     buckets
 }
 
-/// This rank's reduced gradients, in the shapes for the wrapped optimizer, and the positions of
-/// their parameters.
-///
-/// # Errors
-///
-/// [`ZeroOptimizerError::OtherModel`].
-fn held<I: Backend>(
-    layout: &Layout,
-    reduced: Gradients<I>,
-) -> Result<Vec<(usize, FloatTensor<I>)>, ZeroOptimizerError> {
-    let mut held = Vec::new();
-    for (parameter, gradient) in reduced.into_iter().enumerate() {
-        // A rank without elements of a parameter has a single zero.
-        let elements = layout.held(parameter);
-        check::<I>(layout, parameter, &gradient, elements.max(1))?;
-        if let Some(gradient) = gradient.filter(|_| elements > 0) {
-            let shape = Shape::from(layout.shard_shape(parameter));
-            held.push((parameter, I::float_reshape(gradient, shape)));
+impl<I: Backend> ReducedGradients<I> {
+    /// # Errors
+    ///
+    /// [`ZeroOptimizerError::OtherModel`].
+    fn into_shards(self, layout: &Layout) -> Result<ShardGradients<I>, ZeroOptimizerError> {
+        let has_gradient = self.by_parameter.iter().map(Option::is_some).collect();
+        let mut held = Vec::new();
+        for (parameter, gradient) in self.by_parameter.into_iter().enumerate() {
+            // A rank without elements of a parameter has a single zero.
+            let elements = layout.held(parameter);
+            check::<I>(layout, parameter, &gradient, elements.max(1))?;
+            if let Some(gradient) = gradient.filter(|_| elements > 0) {
+                let shape = Shape::from(layout.shard_shape(parameter));
+                held.push((parameter, I::float_reshape(gradient, shape)));
+            }
         }
+        Ok(ShardGradients { held, has_gradient })
     }
-    Ok(held)
+}
+
+impl<I: Backend> ShardGradients<I> {
+    /// The norm over all ranks.
+    ///
+    /// # Errors
+    ///
+    /// Those of the group.
+    fn norm(&self, layout: &Layout, group: &dyn ProcessGroup) -> Result<f32, ZeroError> {
+        let own = squared_norm::<I>(layout, &self.held);
+        let all = group.agree_sum("squared norm of the gradient", own)?;
+        Ok(all.sqrt() as f32)
+    }
+
+    /// As Burn's optimizers take them.
+    fn into_params(self) -> GradientsParams {
+        let mut gradients = GradientsParams::new();
+        for (parameter, gradient) in self.held {
+            // `GradientsParams` does not store the number of dimensions.
+            let gradient = TensorPrimitive::Float(gradient);
+            let gradient = Tensor::<I, 1>::from_primitive(gradient);
+            gradients.register(shard_id(parameter), gradient);
+        }
+        gradients
+    }
 }
 
 /// # Errors

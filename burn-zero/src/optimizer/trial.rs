@@ -1,15 +1,15 @@
 //! Trial steps on fixed tensors: checks that an optimizer can be sharded as asked and has the same
 //! settings on all ranks, because training would otherwise be wrong without any error.
 
-use burn::optim::{GradientsParams, Optimizer};
+use burn::optim::GradientsParams;
 use burn::tensor::{Shape, Tensor, TensorData, TensorPrimitive, backend::AutodiffBackend};
 use burn_backend::ops::FloatTensorOps;
-use burn_decorator::message;
-use burn_decorator::ranks::{SharedFn, copy_for_rank};
+use burn_decorator::ranks::copy_for_rank;
 use burn_ranks::{Partition, ProcessGroup, RanksError};
 use bytemuck::{cast_slice, pod_collect_to_vec};
 
 use super::parameter_shards::{ParameterShards, shard_id};
+use super::sharding::UpdateShards;
 use crate::host::read_floats;
 use crate::{ZeroError, ZeroOptimizerError, ZeroSettings};
 
@@ -40,52 +40,65 @@ const ROUNDING: f32 = 1e-6;
 ///
 /// [`ZeroOptimizerError::LayerInside`]; [`ZeroOptimizerError::NotShardable`] if the results differ
 /// by more than rounding.
-pub(super) fn run<B, O>(
-    optimizer: &O,
+pub(super) fn run<B, U>(
+    inner: &U,
     settings: &ZeroSettings,
     ranks: usize,
-    norm: Option<&SharedFn<f32, ()>>,
     device: &B::Device,
-) -> Result<Vec<f32>, ZeroOptimizerError>
+) -> Result<Vec<f32>, U::Error>
 where
     B: AutodiffBackend,
-    O: Optimizer<ParameterShards<B>, B>,
+    U: UpdateShards<B>,
+{
+    copy_for_rank(|| inner.clone()).check_layers()?;
+    let mut found = Vec::new();
+    for alone in inner.alone() {
+        found.extend(run_one::<B, U>(&alone, settings, ranks, device)?);
+    }
+    Ok(found)
+}
+
+/// [`run`] for one optimizer.
+fn run_one<B, U>(
+    inner: &U,
+    settings: &ZeroSettings,
+    ranks: usize,
+    device: &B::Device,
+) -> Result<Vec<f32>, U::Error>
+where
+    B: AutodiffBackend,
+    U: UpdateShards<B>,
 {
     // Handles of the optimizer, such as the norm's, are the copy's own.
-    let copy = || copy_for_rank(|| (optimizer.clone(), norm.cloned()));
-    let (mut asked, nothing) = (copy().0, ParameterShards::with_ids([].into_iter()));
-    let (_, inside) = message::describe(|| asked.step(LR, nothing, GradientsParams::new()));
-    if inside.loss_scaler || inside.accumulation {
-        let layer = ["accumulation", "loss scaler"][usize::from(inside.loss_scaler)];
-        return Err(ZeroOptimizerError::LayerInside { layer });
-    }
-    let together = |shape: [usize; 2], firsts: &[usize]| {
-        let (optimizer, norm) = copy();
-        take_steps::<B, O>(optimizer, shape, firsts, norm.as_ref(), device)
-    };
+    let copy = || copy_for_rank(|| inner.clone());
+    let together =
+        |shape: [usize; 2], firsts: &[usize]| take_steps::<B, U>(copy(), shape, firsts, device);
     let shape = match settings.partition {
         Partition::Flat => [1, 1],
         Partition::Whole => [2, 2],
     };
     let firsts: Vec<_> = (0..WEIGHTS.len()).step_by(shape[0] * shape[1]).collect();
-    let found = together([2, 2], &[0, 4]);
-    let cut = match ranks {
-        1 => together(shape, &firsts),
-        _ => firsts
-            .iter()
-            .flat_map(|&first| together(shape, &[first]))
-            .collect(),
+    let found = together([2, 2], &[0, 4])?;
+    let cut = if ranks == 1 {
+        together(shape, &firsts)?
+    } else {
+        let mut cut = Vec::new();
+        for &first in &firsts {
+            cut.extend(together(shape, &[first])?);
+        }
+        cut
     };
     if close(&found, &cut, EXACT) {
         return Ok(found);
     }
-    let is_coupled = close(&found, &together(shape, &firsts), EXACT);
-    Err(ZeroOptimizerError::NotShardable {
-        optimizer: core::any::type_name::<O>().to_owned(),
+    let is_coupled = close(&found, &together(shape, &firsts)?, EXACT);
+    let refused = ZeroOptimizerError::NotShardable {
+        optimizer: core::any::type_name::<U::Optimizer>().to_owned(),
         whole: found,
         cut,
-        instead: [WHOLE, COUPLED][usize::from(is_coupled)],
-    })
+        instead: if is_coupled { COUPLED } else { WHOLE },
+    };
+    Err(refused.into())
 }
 
 const WHOLE: &str = "it does not update each element by itself: set `partition: Partition::Whole`, and clip by the global norm instead \
@@ -101,14 +114,15 @@ const COUPLED: &str = "it updates a tensor in a way that depends on all it meets
 ///
 /// Why this rank's optimizer was refused; [`RanksError::Disagreement`] on all ranks if any differs;
 /// those of the group.
-pub(super) fn agree(
+pub(super) fn agree<E: From<ZeroError>>(
     group: &dyn ProcessGroup,
-    own: Result<Vec<f32>, ZeroOptimizerError>,
-) -> Result<(), ZeroError> {
+    own: Result<Vec<f32>, E>,
+) -> Result<(), E> {
     let label = "settings of the optimizer, seen in what it makes of a trial";
     // A refused optimizer has no result.
-    let bytes = own.as_deref().map_or(&[][..], cast_slice);
-    let all = group.gather_bytes(label, bytes.to_vec())?;
+    let bytes = own.as_ref().map_or(&[][..], |made| cast_slice(made));
+    let all = group.gather_bytes(label, bytes.to_vec());
+    let all = all.map_err(ZeroError::from)?;
     own?;
     let all: Vec<Vec<f32>> = all.iter().map(|it| pod_collect_to_vec(it)).collect();
     let differs = |rank: &usize| !close(&all[0], &all[*rank], ROUNDING);
@@ -121,28 +135,28 @@ pub(super) fn agree(
         [] => "an optimizer that cannot be sharded".to_owned(),
         made => format!("{made:?}"),
     };
-    Err(RanksError::Disagreement {
+    let differ = RanksError::Disagreement {
         label: label.to_owned(),
         rank,
         value: made(rank),
         peer,
         peer_value: made(peer),
-    }
-    .into())
+    };
+    Err(ZeroError::from(differ).into())
 }
 
 /// The weights of the tensors of this shape that begin at these elements, after the trial's steps.
-fn take_steps<B, O>(
-    mut optimizer: O,
+fn take_steps<B, U>(
+    mut inner: U,
     shape: [usize; 2],
     firsts: &[usize],
-    norm: Option<&SharedFn<f32, ()>>,
     device: &B::Device,
-) -> Vec<f32>
+) -> Result<Vec<f32>, U::Error>
 where
     B: AutodiffBackend,
-    O: Optimizer<ParameterShards<B>, B>,
+    U: UpdateShards<B>,
 {
+    inner.set_lr(LR);
     let tensor = |elements: &[f32; 8], first: usize| {
         let elements = elements[first..first + Shape::from(shape).num_elements()].to_vec();
         B::InnerBackend::float_from_data(TensorData::new(elements, shape), device)
@@ -153,10 +167,10 @@ where
     });
     let mut shards = ParameterShards::with_ids(weights);
     for gradients in GRADIENTS {
-        if let Some(receive) = norm {
+        let norm = inner.wants_norm().then(|| {
             let squares = gradients.map(|gradient| f64::from(gradient).powi(2));
-            receive.call(squares.iter().sum::<f64>().sqrt() as f32);
-        }
+            squares.iter().sum::<f64>().sqrt() as f32
+        });
         let mut params = GradientsParams::new();
         for &first in firsts {
             let gradient = burn_decorator::gradient::load(|| tensor(&gradients, first));
@@ -164,12 +178,11 @@ where
             let gradient = Tensor::<B::InnerBackend, 2>::from_primitive(gradient);
             params.register(shard_id(TRIAL + first), gradient);
         }
-        shards = optimizer.step(LR, shards, params);
+        shards = inner.step(norm, shards, params)?;
     }
     let shards = shards.into_ids();
-    shards
-        .flat_map(|(_, shard)| read_floats::<B::InnerBackend>(B::inner(shard)))
-        .collect()
+    let updated = shards.flat_map(|(_, shard)| read_floats::<B::InnerBackend>(B::inner(shard)));
+    Ok(updated.collect())
 }
 
 fn close(a: &[f32], b: &[f32], tolerance: f32) -> bool {

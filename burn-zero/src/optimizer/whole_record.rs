@@ -13,16 +13,15 @@ use burn_ranks::{Partition, RanksError};
 use ciborium::Value;
 use serde_json::Value as Json;
 
-use super::parameter_shards::ParameterShards;
-use super::zero_optimizer::ZeroOptimizer;
+use super::sharding::{Sharding, UpdateShards};
 use crate::record::unite;
 use crate::reduce::Layout;
 use crate::state::{
     StateIds, StateTensor, Tensors, cut, ids_of_shards, join, refuse, split, state_ids, to_record,
 };
-use crate::{Stage, ZeroError, ZeroOptimizerError, ZeroSettings};
+use crate::{Stage, ZeroError, ZeroSettings};
 
-impl<O> ZeroOptimizer<O> {
+impl Sharding {
     /// The state of all ranks under the ids of the model's parameters, as the tree of a record. All
     /// ranks call it; only rank 0 gets the tree. Tensors are gathered to rank 0 one by one: every
     /// other rank sends its shard once and receives nothing.
@@ -35,14 +34,14 @@ impl<O> ZeroOptimizer<O> {
     pub(in crate::optimizer) fn gather_whole<B>(
         &self,
         ids: &[ParamId],
+        inner: &impl UpdateShards<B>,
     ) -> Result<Option<Value>, ZeroError>
     where
         B: AutodiffBackend,
-        O: Optimizer<ParameterShards<B>, B>,
     {
         let layout = self.layout()?;
         let of_shards = ids_of_shards(layout);
-        let (own, tensors) = split::<B, _>(self.inner.to_record(), layout, &of_shards)?;
+        let (own, tensors) = split::<B, _>(inner.optimizer().to_record(), layout, &of_shards)?;
         let tree = self.unite(own)?;
         let mut own = by_name(tensors);
         let ranks = 0..self.group.world_size();
@@ -81,19 +80,20 @@ impl<O> ZeroOptimizer<O> {
     ///
     /// [`ZeroOptimizerError::NotPrepared`], [`ZeroOptimizerError::State`].
     pub(in crate::optimizer) fn cut_state<B>(
-        &mut self,
+        &self,
         ids: &[ParamId],
         all: Vec<ParamId>,
         device: &B::Device,
+        inner: &mut impl UpdateShards<B>,
     ) -> Result<(), ZeroError>
     where
         B: AutodiffBackend,
-        O: Optimizer<ParameterShards<B>, B>,
     {
         let layout = self.layout()?;
         let mut of_module: StateIds = all.iter().map(|id| (id.serialize(), None)).collect();
         of_module.extend(state_ids(ids.iter().copied()));
-        let (tree, tensors) = split::<B, _>(self.inner.to_record(), &whole(layout)?, &of_module)?;
+        let record = inner.optimizer().to_record();
+        let (tree, tensors) = split::<B, _>(record, &whole(layout)?, &of_module)?;
         let mut loaded = by_name(tensors);
         let tree = join(&tree, layout, &ids_of_shards(layout), |tensor| {
             let StateTensor { spec, ranges, .. } = tensor;
@@ -102,13 +102,9 @@ impl<O> ZeroOptimizer<O> {
             Ok::<_, ZeroError>(Some(bytes))
         })?;
         let record = to_record::<B, _>(tree, device)?;
-        self.inner = self.inner.clone().load_record(record);
+        let optimizer = inner.optimizer_mut();
+        *optimizer = optimizer.clone().load_record(record);
         Ok(())
-    }
-
-    fn layout(&self) -> Result<&Layout, ZeroOptimizerError> {
-        let reducer = self.reducer.as_deref();
-        Ok(reducer.ok_or(ZeroOptimizerError::NotPrepared)?.layout())
     }
 
     /// The trees of all ranks, united.

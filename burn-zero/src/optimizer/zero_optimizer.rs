@@ -1,25 +1,20 @@
 //! The wrapper: its fields, its methods, and the implementation of Burn's `Optimizer`.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::module::AutodiffModule;
+use burn::optim::adaptor::GradAdaptor;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn_decorator::exact::Exact;
 use burn_decorator::ranks::SharedFn;
-use burn_decorator::repeated_block;
 use burn_decorator::{gradient, message};
-use burn_ranks::{ProcessGroup, ReduceOp, SingleRank};
-use parking_lot::Mutex;
+use burn_ranks::{ProcessGroup, SingleRank};
 
-use super::parameter_shards::ShardOptimizer;
-use super::rank_context::RankContext;
+use super::parameter_shards::{ParameterShards, ShardOptimizer};
+use super::sharding::{Sharding, UpdateShards};
 use super::statistics::Statistics;
-use crate::recorder::Prepared;
-use crate::reduce::GradientReducer;
 use crate::stack::with_stack;
-use crate::trace::trace_waits;
 use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 
 /// An optimizer that runs on this rank's shard of the parameters, with the gradients of all ranks.
@@ -125,36 +120,82 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 /// `MpiGroup`.
 #[derive(Debug)]
 pub struct ZeroOptimizer<O> {
-    pub(super) inner: O,
-    pub(super) group: Arc<dyn ProcessGroup>,
-    /// Whether the group is taken from the rank context of the Learner's strategy; until then it
-    /// has one rank.
-    pub(super) in_learner: bool,
-    pub(super) settings: ZeroSettings,
+    inner: Wrapped<O>,
+    pub(super) sharding: Sharding,
+}
+
+/// The wrapped optimizer, and what it is told.
+#[derive(Clone, Debug)]
+struct Wrapped<O> {
+    optimizer: O,
+    lr: LearningRate,
     /// The receiver of the norm over all ranks.
-    pub(super) norm: Option<SharedFn<f32, ()>>,
-    pub(super) seed: Option<u64>,
-    /// The unit of a parameter, by its path.
-    pub(super) unit: Option<SharedFn<String, String>>,
-    pub(super) reducer: Option<Arc<GradientReducer>>,
-    /// By parameter: the node of a leaf whose shard has not changed since the wrapped optimizer
-    /// updated it on the host.
-    pub(super) leaves: HashMap<usize, u64>,
-    /// State that its recorders use too.
-    pub(super) prepared: Arc<Mutex<Prepared>>,
+    norm: Option<SharedFn<f32, ()>>,
+}
+
+impl<B, O> UpdateShards<B> for Wrapped<O>
+where
+    B: AutodiffBackend,
+    O: Optimizer<ParameterShards<B>, B>,
+{
+    type Optimizer = O;
+    type Error = ZeroError;
+
+    fn step(
+        &mut self,
+        norm: Option<f32>,
+        shards: ParameterShards<B>,
+        gradients: GradientsParams,
+    ) -> Result<ParameterShards<B>, ZeroError> {
+        if let Some((receive, norm)) = self.norm.as_ref().zip(norm) {
+            receive.call(norm);
+        }
+        Ok(self.optimizer.step(self.lr, shards, gradients))
+    }
+
+    fn wants_norm(&self) -> bool {
+        self.norm.is_some()
+    }
+
+    fn set_lr(&mut self, lr: LearningRate) {
+        self.lr = lr;
+    }
+
+    fn check_layers(&mut self) -> Result<(), ZeroError> {
+        let nothing = ParameterShards::with_ids([].into_iter());
+        let step = || {
+            self.optimizer
+                .step(self.lr, nothing, GradientsParams::new())
+        };
+        let (_, inside) = message::describe(step);
+        let layer = if inside.loss_scaler {
+            "loss scaler"
+        } else if inside.accumulation {
+            "accumulation"
+        } else {
+            return Ok(());
+        };
+        Err(ZeroOptimizerError::LayerInside { layer }.into())
+    }
+
+    fn alone(&self) -> Vec<Self> {
+        vec![self.clone()]
+    }
+
+    fn optimizer(&self) -> &O {
+        &self.optimizer
+    }
+
+    fn optimizer_mut(&mut self) -> &mut O {
+        &mut self.optimizer
+    }
 }
 
 impl<O: Clone> Clone for ZeroOptimizer<O> {
     fn clone(&self) -> Self {
-        let (inner, settings) = (self.inner.clone(), self.settings.clone());
         Self {
-            norm: self.norm.clone(),
-            seed: self.seed,
-            unit: self.unit.clone(),
-            reducer: self.reducer.clone(),
-            leaves: self.leaves.clone(),
-            prepared: Arc::new(Mutex::new(self.prepared.lock().clone())),
-            ..Self::of(inner, self.group.clone(), self.in_learner, settings)
+            inner: self.inner.clone(),
+            sharding: self.sharding.clone(),
         }
     }
 }
@@ -192,18 +233,13 @@ impl<O> ZeroOptimizer<O> {
         in_learner: bool,
         settings: ZeroSettings,
     ) -> Self {
-        trace_waits(&*group);
         Self {
-            inner,
-            group,
-            in_learner,
-            settings,
-            norm: None,
-            seed: None,
-            unit: None,
-            reducer: None,
-            leaves: HashMap::new(),
-            prepared: Arc::default(),
+            inner: Wrapped {
+                optimizer: inner,
+                lr: 0.0,
+                norm: None,
+            },
+            sharding: Sharding::of(group, in_learner, settings),
         }
     }
 
@@ -215,7 +251,7 @@ impl<O> ZeroOptimizer<O> {
     /// collective of one element.
     #[must_use]
     pub fn with_norm(mut self, receive: impl Fn(f32) + Clone + Send + Sync + 'static) -> Self {
-        self.norm = Some(SharedFn::new(receive));
+        self.inner.norm = Some(SharedFn::new(receive));
         self
     }
 
@@ -232,7 +268,7 @@ impl<O> ZeroOptimizer<O> {
     /// That is cheap on Flex; Fusion executes its queued operations before it is seeded.
     #[must_use]
     pub fn with_seed(mut self, seed: u64) -> Self {
-        self.seed = Some(seed);
+        self.sharding.seed = Some(seed);
         self
     }
 
@@ -257,16 +293,8 @@ impl<O> ZeroOptimizer<O> {
         mut self,
         unit: impl Fn(&str) -> String + Clone + Send + Sync + 'static,
     ) -> Self {
-        self.unit = Some(SharedFn::new(move |path: String| unit(&path)));
+        self.sharding.unit = Some(SharedFn::new(move |path: String| unit(&path)));
         self
-    }
-
-    /// The unit of a parameter.
-    pub(super) fn unit(&self, path: &str) -> String {
-        match &self.unit {
-            Some(unit) => unit.call(path.to_owned()),
-            None => repeated_block(path).to_owned(),
-        }
     }
 
     /// A function from this rank's number of items (tokens) in a micro-batch to the number that
@@ -284,35 +312,23 @@ impl<O> ZeroOptimizer<O> {
     pub fn items_of_all_ranks(
         &self,
     ) -> impl Fn(f64) -> f64 + Clone + Send + Sync + use<O> + 'static {
-        let (own_group, in_learner, reduction) =
-            (self.group.clone(), self.in_learner, self.settings.reduction);
-        move |own| {
-            // In a Learner the ranks are those of the thread that trains.
-            let context = RankContext::here().filter(|_| in_learner);
-            let group = context
-                .as_ref()
-                .map_or(&own_group, |context| &context.group);
-            let all = raise(group.agree_sum("items of a micro-batch", own));
-            match reduction {
-                ReduceOp::Sum => all,
-                ReduceOp::Mean => all / group.world_size() as f64,
-            }
-        }
+        let items = self.sharding.items_of_all_ranks();
+        move |own| raise(items(own))
     }
 
     /// The wrapped optimizer.
     pub fn inner(&self) -> &O {
-        &self.inner
+        &self.inner.optimizer
     }
 
     /// The group.
     pub fn group(&self) -> &Arc<dyn ProcessGroup> {
-        &self.group
+        &self.sharding.group
     }
 
     /// The settings.
     pub fn settings(&self) -> &ZeroSettings {
-        &self.settings
+        &self.sharding.settings
     }
 
     /// The peak of gradient bytes on this rank since [`prepare`](Self::prepare), by the memory
@@ -323,8 +339,7 @@ impl<O> ZeroOptimizer<O> {
     /// To be compared with [`Estimate::peak_gradient_bytes`](crate::Estimate::peak_gradient_bytes),
     /// plus [`host_gradient_bytes`](crate::Estimate::host_gradient_bytes) in host memory.
     pub fn peak_gradient_bytes(&self) -> u64 {
-        let reducer = self.reducer.as_ref();
-        reducer.map_or(0, |reducer| reducer.tracker().peak_bytes())
+        self.sharding.peak_gradient_bytes()
     }
 
     /// Registers a model and gives every rank the weights of rank 0. To be called on the thread
@@ -361,14 +376,8 @@ impl<O> ZeroOptimizer<O> {
         // In a box, because a model of many small parameters is large by value, and many functions
         // pass it on.
         let module = Box::new(module);
-        with_stack(|| {
-            // Before `devices`, which initialises parameters.
-            let module = self.placed::<B, M>(module, &self.group, None)?;
-            let device = module.devices().into_iter().next().unwrap_or_default();
-            let (module, _) = self.prepare_on::<B, M>(self.group.clone(), module, &device)?;
-            Ok(module)
-        })
-        .map(|module| *module)
+        let prepared = with_stack(|| self.sharding.prepare::<B, M, _>(module, &self.inner));
+        Ok(*prepared?)
     }
 
     /// Gives the model on every rank, and all its clones, the running statistics of rank 0, such as
@@ -390,7 +399,7 @@ impl<O> ZeroOptimizer<O> {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        Statistics::of::<B, M>(module).share::<B, M>(module, &*self.group)
+        Statistics::of::<B, M>(module).share::<B, M>(module, &*self.sharding.group)
     }
 
     /// The norm of the gradient over all parameters and ranks: that of what the step gives the
@@ -443,7 +452,7 @@ impl<O> ZeroOptimizer<O> {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        gradient::update(|| self.norm_of::<B, M>(module, gradients))
+        gradient::update(|| self.sharding.norm_of::<B, M>(module, gradients))
     }
 
     /// Saves and loads whole trainings with this optimizer, in any layers: see [`Recorder`]. It is
@@ -454,18 +463,30 @@ impl<O> ZeroOptimizer<O> {
     ///
     /// [`ZeroOptimizerError::NotPrepared`], also in a `Learner`, which saves records of its own.
     pub fn recorder(&self) -> Result<Recorder, ZeroError> {
-        match &self.reducer {
-            Some(_) => Ok(Recorder::new(&self.prepared)),
+        match &self.sharding.reducer {
+            Some(_) => Ok(Recorder::new(&self.sharding.prepared)),
             None => Err(ZeroOptimizerError::NotPrepared.into()),
         }
     }
 
-    /// The error of a step before [`prepare`](Self::prepare).
-    pub(super) fn unprepared(&self) -> ZeroOptimizerError {
-        match self.in_learner {
-            false => ZeroOptimizerError::NotPrepared,
-            true => ZeroOptimizerError::NoStrategy,
-        }
+    /// A step. Panics with the message of its error, as Burn's trait allows no other failure.
+    fn update_with<B, M>(
+        &mut self,
+        lr: LearningRate,
+        module: Box<M>,
+        gradients: GradAdaptor,
+    ) -> Box<M>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<ParameterShards<B>, B>,
+    {
+        self.inner.lr = lr;
+        let (sharding, inner) = (&mut self.sharding, &mut self.inner);
+        // If a loss scaler records an overflow, all ranks skip the step.
+        let on_overflow = gradient::report_overflow;
+        let step = || sharding.advance::<B, M, _>(lr, module, gradients, inner, on_overflow);
+        raise(gradient::update(|| with_stack(step)))
     }
 }
 
@@ -483,7 +504,8 @@ where
         match message::received() {
             Some(_) => {
                 let module = Box::new(module);
-                *with_stack(|| self.receive::<B, M>(module))
+                let (sharding, inner) = (&mut self.sharding, &mut self.inner);
+                *with_stack(|| sharding.receive::<B, M>(module, inner))
             }
             None => *self.update_with(lr, Box::new(module), grads.into()),
         }
@@ -494,13 +516,12 @@ where
     }
 
     fn to_record(&self) -> Self::Record {
-        let context = RankContext::here().filter(|_| self.in_learner);
-        let whole = context.and_then(|context| context.whole::<B, _>());
-        whole.unwrap_or_else(|| Exact(self.inner.to_record()))
+        let whole = self.sharding.whole_record::<B, _>();
+        whole.unwrap_or_else(|| Exact(self.inner.optimizer.to_record()))
     }
 
     fn load_record(mut self, record: Self::Record) -> Self {
-        self.inner = self.inner.load_record(record.into_inner());
+        self.inner.optimizer = self.inner.optimizer.load_record(record.into_inner());
         self
     }
 }
