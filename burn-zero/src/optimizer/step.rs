@@ -20,7 +20,7 @@ use super::parameters::Parameters;
 use super::prepare::attach_to;
 use super::sharding::{Sharding, UpdateShards};
 use crate::backend::leaf_node;
-use crate::host::read_floats;
+use crate::host::{floats, not_read, read_floats};
 use crate::offload::step_on_shards;
 use crate::parameters::{NewValue, Residence, Shard, Units, own_shards};
 use crate::reduce::{GradientReducer, Layout, StepTag};
@@ -202,7 +202,7 @@ impl Sharding {
             None => {
                 let shards = read_shards(layout, shards)?;
                 let at = step.at.clone();
-                let mut gather = Gather::new(&step.reducer, at, shards.collect(), has_gradient);
+                let mut gather = Gather::new(&step.reducer, at, shards, has_gradient);
                 let mut failed = None;
                 let module = self.replace::<B, M>(module, parameters, on_host, |index| {
                     let taken = failed.is_none().then(|| gather.take(index))?;
@@ -286,7 +286,8 @@ impl Sharding {
     }
 }
 
-/// Brings this rank's updated shards to the host, all that are on the device one after the other.
+/// Brings this rank's updated shards to the host, in f32, by parameter: those on the device as one
+/// read, which waits for the device once.
 ///
 /// # Errors
 ///
@@ -294,15 +295,27 @@ impl Sharding {
 fn read_shards<I: Backend>(
     layout: &Layout,
     shards: HashMap<usize, NewValue<I>>,
-) -> Result<impl Iterator<Item = (usize, Vec<f32>)>, ZeroError> {
-    let start = |(parameter, shard): (usize, NewValue<I>)| (parameter, shard.start_read());
-    // All are started before the first is waited for.
-    let started: Vec<_> = shards.into_iter().map(start).collect();
-    let read = started.into_iter().map(|(parameter, shard)| {
-        let elements = shard.wait(&layout.parameters()[parameter].path)?;
-        Ok((parameter, elements))
-    });
-    Ok(read.collect::<Result<Vec<_>, ZeroError>>()?.into_iter())
+) -> Result<HashMap<usize, Vec<f32>>, ZeroError> {
+    let (mut read, mut tensors, mut of_tensors) = (HashMap::new(), Vec::new(), Vec::new());
+    for (parameter, shard) in shards {
+        match shard {
+            NewValue::Host(data) => {
+                read.insert(parameter, floats(data));
+            }
+            NewValue::Device(tensor) => {
+                tensors.push(tensor);
+                of_tensors.push(parameter);
+            }
+        }
+    }
+    let underway = HostRead::start_together::<I>(tensors);
+    for (parameter, shard) in of_tensors.into_iter().zip(underway) {
+        let path = &layout.parameters()[parameter].path;
+        let data = shard.wait();
+        let data = data.map_err(|error| not_read("the new value", path, &error))?;
+        read.insert(parameter, floats(data));
+    }
+    Ok(read)
 }
 
 /// The parameters whose gradients backward has not reduced. `nodes` are those of their leaves;

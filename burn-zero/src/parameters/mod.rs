@@ -15,15 +15,15 @@ use burn_backend::tensor::{Device, FloatTensor};
 use burn_checkpoint::{
     Delivery, RematError, UploadOrder, UploadPlace, delivered_in_order, is_delivered, upload_place,
 };
-use burn_decorator::{HostRead, shared, upload};
+use burn_decorator::{shared, upload};
 
+use crate::ZeroOptimizerError;
 use crate::backend::trained_leaf;
-use crate::{ZeroError, ZeroOptimizerError};
 pub(crate) use parts::{Frozen, Parts};
 pub(crate) use store::{ParameterStore, own_shards};
 pub(crate) use units::{Shard, Units};
 
-use crate::host::{floats, not_read, read};
+use crate::host::read;
 use crate::optimizer::Statistics;
 use burn_decorator::follow_path;
 
@@ -300,14 +300,6 @@ impl<I: Backend> NewValue<I> {
         }
     }
 
-    /// Starts to bring its elements to the host.
-    pub(crate) fn start_read(self) -> ReadValue {
-        match self {
-            Self::Host(data) => ReadValue::Host(data),
-            Self::Device(value) => ReadValue::Underway(HostRead::start::<I>(value)),
-        }
-    }
-
     /// The leaf of the parameter, in this memory.
     pub(crate) fn into_tensor<B>(self, residence: &Residence, device: &Device<B>) -> FloatTensor<B>
     where
@@ -323,33 +315,6 @@ impl<I: Backend> NewValue<I> {
                 };
                 on_host::<B>(data, device, place)
                     .expect("`prepare` refuses a backend without `Remat`")
-            }
-        }
-    }
-}
-
-/// A new value that is in host memory, or on its way there.
-pub(crate) enum ReadValue {
-    /// In host memory.
-    Host(TensorData),
-    /// Being read.
-    Underway(HostRead),
-}
-
-impl ReadValue {
-    /// Waits for the elements, in f32. `path` is that of the parameter.
-    ///
-    /// # Errors
-    ///
-    /// [`ZeroError::Read`].
-    pub(crate) fn wait(self, path: &str) -> Result<Vec<f32>, ZeroError> {
-        match self {
-            Self::Host(data) => Ok(floats(data)),
-            Self::Underway(read) => {
-                let data = read.wait();
-                Ok(floats(data.map_err(|error| {
-                    not_read("the new value", path, &error)
-                })?))
             }
         }
     }

@@ -214,16 +214,21 @@ fn a_step_reads_each_gradient_once_and_nothing_else() {
 }
 
 #[test]
-fn gradients_that_are_reduced_in_the_step_are_read_a_bucket_at_a_time() {
-    let ranks = ThreadGroup::spawn(2, GroupOptions::default(), |group| {
-        let settings = ZeroSettings {
-            bucket_elements: 2 * WIDE * WIDE,
-            ..ZeroSettings::stage(Stage::DataParallel)
-        };
-        let sgd = SgdConfig::new().init();
-        let mut zero = ZeroOptimizer::new(sgd, Arc::new(group), settings).expect("two ranks");
-        let model = zero.prepare::<B, _>(wide()).expect("a model");
-        reads_of_a_step(model, zero)
-    });
-    assert_eq!(ranks.expect("ranks end"), [LAYERS as u64 / 2; 2]);
+fn gradients_that_are_reduced_in_the_step_are_read_a_bucket_at_a_time_and_updated_shards_at_once() {
+    let reads = |stage| {
+        let ranks = ThreadGroup::spawn(2, GroupOptions::default(), |group| {
+            let settings = ZeroSettings {
+                bucket_elements: 2 * WIDE * WIDE,
+                ..ZeroSettings::stage(stage)
+            };
+            let sgd = SgdConfig::new().init();
+            let mut zero = ZeroOptimizer::new(sgd, Arc::new(group), settings).expect("two ranks");
+            let model = zero.prepare::<B, _>(wide()).expect("a model");
+            reads_of_a_step(model, zero)
+        });
+        ranks.expect("ranks end")
+    };
+    let buckets = LAYERS as u64 / 2;
+    assert_eq!(reads(Stage::DataParallel), [buckets; 2]);
+    assert_eq!(reads(Stage::OptimizerState), [buckets + 1; 2]);
 }
