@@ -9,12 +9,13 @@
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::sync::Weak;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::cell::{Scope, with_value};
 
 thread_local! {
     static LOADING: Cell<bool> = const { Cell::new(false) };
-    static PASS: Cell<Option<Pass>> = const { Cell::new(None) };
+    static PASS: Cell<Option<Running>> = const { Cell::new(None) };
     static RANKS: RefCell<Vec<Weak<dyn Ranks>>> = const { RefCell::new(Vec::new()) };
     static ON_HOST: RefCell<Vec<Weak<dyn Any + Send + Sync>>> = const { RefCell::new(Vec::new()) };
     /// The names that [`report_overflow`] was given; `None` outside of [`catch_overflow`].
@@ -53,6 +54,17 @@ pub enum Pass {
     Update,
 }
 
+/// The pass that a thread is in.
+#[derive(Clone, Copy)]
+enum Running {
+    /// The backward pass with this number.
+    Backward(u64),
+    Update,
+}
+
+/// The number of backward passes of the process that were told so far.
+static BACKWARD_PASSES: AtomicU64 = AtomicU64::new(0);
+
 /// Runs `backward`, the backward pass of autodiff. Every decorator of a backend with autodiff calls
 /// it, so that those below need not guess where a backward pass begins and ends.
 ///
@@ -63,14 +75,38 @@ pub enum Pass {
 /// assert_eq!(pass(), None);
 /// ```
 pub fn backward<R>(backward: impl FnOnce() -> R) -> R {
-    let _backward = Scope::enter(&PASS, Some(Pass::Backward));
+    // One pass is told by each decorator of its backend.
+    let number =
+        backward_number().unwrap_or_else(|| BACKWARD_PASSES.fetch_add(1, Ordering::Relaxed));
+    let _backward = Scope::enter(&PASS, Some(Running::Backward(number)));
     backward()
 }
 
 /// The innermost pass that the caller is inside of: [`backward`] or [`update`].
 #[inline]
 pub fn pass() -> Option<Pass> {
-    PASS.get()
+    PASS.get().map(|running| match running {
+        Running::Backward(_) => Pass::Backward,
+        Running::Update => Pass::Update,
+    })
+}
+
+/// The number of the [`backward`] pass that the caller is inside of, by which it is told from the
+/// pass before; calls of `backward` inside of another are one pass.
+///
+/// ```
+/// use burn_decorator::gradient::{backward, backward_number};
+///
+/// let first = backward(|| backward(backward_number));
+/// assert!(first.is_some() && first != backward(backward_number));
+/// assert_eq!(backward_number(), None);
+/// ```
+#[inline]
+pub fn backward_number() -> Option<u64> {
+    match PASS.get()? {
+        Running::Backward(number) => Some(number),
+        Running::Update => None,
+    }
 }
 
 /// Runs `update`, the step of an optimizer or of a layer around one, which may read gradients.
@@ -83,7 +119,7 @@ pub fn pass() -> Option<Pass> {
 /// assert!(update(is_updating) && !is_updating());
 /// ```
 pub fn update<R>(update: impl FnOnce() -> R) -> R {
-    let _update = Scope::enter(&PASS, Some(Pass::Update));
+    let _update = Scope::enter(&PASS, Some(Running::Update));
     update()
 }
 

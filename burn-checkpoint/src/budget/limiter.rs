@@ -213,6 +213,11 @@ impl Budget {
         self.settle_small_results();
     }
 
+    /// What was taken for a backward pass was part of the forward pass.
+    pub fn backward_was_guessed(&self) {
+        self.differentiated.store(false, Ordering::Relaxed);
+    }
+
     /// Settles single numbers, and of the results that nothing was computed from the smallest,
     /// together at most a 16th of the live bytes: running statistics, metrics. A loss that the
     /// training loop holds would keep the whole forward pass.

@@ -54,7 +54,8 @@ use crate::error::RematError;
 /// What outlives its step is settled: it becomes an ordinary tensor, which has no recipe, is
 /// neither evicted nor counted, and keeps nothing of the step that it came from. Backends and
 /// optimizers tell where a [backward pass](burn_decorator::gradient::backward) and an
-/// [update](burn_decorator::gradient::update) run. Where none of them does, a budget guesses: a
+/// [update](burn_decorator::gradient::update) run, whatever the size of the loss. Where none of
+/// them does, a budget guesses: a
 /// backward pass begins with a tensor `[1]` of ones, an update when an optimizer of Burn compares
 /// the devices of a gradient and its parameter. A forward pass begins with the first of: a
 /// linear layer, a convolution or attention on anything but gradients; a module or activation
@@ -64,7 +65,9 @@ use crate::error::RematError;
 ///
 /// Where backward passes are guessed, and in the first step, a forward pass that makes a tensor
 /// `[1]` of ones itself is taken for a backward pass from there on: what is computed from that
-/// tensor is not recorded until the next scope or upload, so less is evicted. Values are correct even if a pass is taken for the other.
+/// tensor is not recorded until the next scope or upload, so less is evicted. In the first step
+/// this ends where the backward pass is told. Values are correct even if a pass is taken for the
+/// other.
 /// [`RematStats::thrashing_steps`](crate::RematStats::thrashing_steps) counts steps that spend more
 /// on replays and searches than on their work, when they or the budget are over; the log warns as
 /// soon as this is certain. If one spends 32 times its work, and more than 0.1 s, the limit is

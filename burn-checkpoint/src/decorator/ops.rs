@@ -10,8 +10,8 @@
 use std::sync::Arc;
 
 use burn_backend::{Backend, TensorMetadata};
-use burn_decorator::kind_type;
 use burn_decorator::types::*;
+use burn_decorator::{gradient, kind_type};
 
 use super::backend::Remat;
 use super::bits;
@@ -164,9 +164,9 @@ macro_rules! first {
             context::reads_device($x.read(context::step()));
         }
     };
-    // Autodiff starts a backward pass with a tensor of one element.
+    // Autodiff starts a backward pass with ones, mostly a single one.
     (float_ones $shape:ident $device:ident $dtype:ident) => {
-        if $shape.num_elements() == 1 {
+        if $shape.num_elements() == 1 || gradient::backward_number().is_some() {
             context::warn_if_left_out();
         }
     };

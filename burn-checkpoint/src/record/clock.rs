@@ -36,16 +36,17 @@ pub(crate) enum Read {
     Other,
 }
 
-/// Whether this thread was ever told of a pass. Where it was, none of that kind is guessed.
+/// What this thread was told of passes. Once it was told of one, none of that kind is guessed.
 #[derive(Clone, Copy)]
 pub(crate) struct Told {
-    pub backward: bool,
+    /// The number of the last backward pass that was told.
+    pub backward: Option<u64>,
     pub update: bool,
 }
 
 impl Told {
     pub const NOTHING: Self = Self {
-        backward: false,
+        backward: None,
         update: false,
     };
 }

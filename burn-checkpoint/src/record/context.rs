@@ -7,7 +7,7 @@ use std::sync::{Arc, Once, Weak};
 
 use burn_backend::{Backend, DeviceId, DeviceOps};
 use burn_decorator::cell::{Scope, with_value};
-use burn_decorator::gradient::{self, Pass};
+use burn_decorator::gradient;
 use parking_lot::Mutex;
 
 use crate::budget::MemoryBudget;
@@ -318,15 +318,37 @@ pub(crate) fn reads_device(of: Read) {
     }
 }
 
-/// Whether a new tensor of one element, which is 1, is the seed of a backward pass.
-pub(crate) fn is_seed() -> bool {
+/// Whether a new tensor of so many ones is the seed of a backward pass. In a pass that is told it is
+/// the first one, whatever its size; where passes are guessed, a single one that is not made for a
+/// gradient.
+pub(crate) fn is_seed(elements: u64) -> bool {
     let told = FLAGS.with(|flags| flags.told.get());
-    let is_told = gradient::pass() == Some(Pass::Backward);
-    if is_told {
-        let backward = true;
-        FLAGS.with(|flags| flags.told.set(Told { backward, ..told }));
+    let Some(pass) = gradient::backward_number() else {
+        return told.backward.is_none() && elements == 1 && !clock::is_at_gradient();
+    };
+    if told.backward == Some(pass) {
+        return false;
     }
-    (is_told || !told.backward) && !clock::is_at_gradient()
+    if told.backward.is_none() && step().phase == Phase::Backward {
+        take_back_guess();
+    }
+    let backward = Some(pass);
+    FLAGS.with(|flags| flags.told.set(Told { backward, ..told }));
+    true
+}
+
+/// The first backward pass that is told begins after one was guessed in the same step: the forward
+/// pass was still under way.
+#[cold]
+fn take_back_guess() {
+    let forward = Step {
+        phase: Phase::Forward,
+        ..step()
+    };
+    FLAGS.with(|flags| flags.step.set(forward));
+    let installed = in_force();
+    let budgets = installed.iter().flat_map(|installed| installed.budgets());
+    budgets.for_each(|budget| budget.backward_was_guessed());
 }
 
 /// Opens a scope.

@@ -4,7 +4,8 @@ use burn::backend::Autodiff;
 use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_amp::{Autocast, Off};
-use burn_checkpoint::{MemoryBudget, Remat, RematStats};
+use burn_checkpoint::trace::{EventKind, Kind};
+use burn_checkpoint::{MemoryBudget, Remat, RematStats, record_all};
 use burn_decorator::gradient;
 use burn_flex::Flex;
 
@@ -35,6 +36,46 @@ fn a_forward_pass_that_makes_a_one_is_recorded_where_backward_is_told() {
     assert_eq!(evicted::<Guessed>(), 0, "taken for a backward pass");
     assert!(evicted::<Told>() > 0);
     assert_eq!(evicted::<Guessed>(), 0, "another budget, another program");
+}
+
+/// What a budget of everything has measured after one step, most of which is gradients. The loss
+/// has one element if `is_summed`, and the forward pass makes a single one of its own if `has_one`.
+fn limit_after_one_step(has_one: bool, is_summed: bool) -> Option<u64> {
+    let device = Default::default();
+    let budget = MemoryBudget::fraction(1.0).expect("valid").install();
+    let parameter = |_| Tensor::<Told, 2>::full([64, 64], 1.5, &device).require_grad();
+    let parameters: Vec<_> = (0..10).map(parameter).collect();
+    let one = has_one.then(|| Tensor::<Told, 2>::ones([1, 1], &device));
+    let doubled = parameters.iter().map(|x| x.clone() * 2.0);
+    let y = doubled.reduce(|sum, x| sum + x).expect("there are some");
+    let loss = if is_summed { y.sum() } else { y.flatten(0, 1) };
+    let gradients = loss.backward();
+    assert!(parameters[0].grad(&gradients).is_some());
+    drop((gradients, one));
+    step_begins::<Told>(&device);
+    budget.limit_bytes()[0]
+}
+
+#[test]
+fn a_told_backward_pass_may_begin_with_a_loss_of_several_elements() {
+    let measured = limit_after_one_step(false, false);
+    assert!(measured.is_some(), "the backward pass was not noticed");
+    let recording = record_all();
+    let x = Tensor::<Told, 2>::full([64, 64], 1.5, &Default::default()).require_grad();
+    let gradients = x.clone().exp().backward();
+    assert!(x.grad(&gradients).is_some());
+    let events = recording.finish();
+    let gradient_of_exp = |kind: &EventKind| matches!(kind, EventKind::Alloc(made, Kind::Gradient) if made.op == "float_mul");
+    assert!(events.iter().any(|event| gradient_of_exp(&event.kind)));
+}
+
+#[test]
+fn a_single_one_in_the_first_forward_pass_does_not_end_what_a_fraction_measures() {
+    // First: what a thread has computed before changes what is taken for a seed.
+    let measured = limit_after_one_step(true, true).expect("measured");
+    let expected = limit_after_one_step(false, true).expect("measured");
+    let with_the_one = expected..expected + 64;
+    assert!(with_the_one.contains(&measured), "{measured} of {expected}");
 }
 
 /// The limit of a budget of everything, after a step whose update makes a large tensor, and compares
