@@ -155,15 +155,16 @@ fn once<P>(program: &P) -> Case<'_, P> {
 #[test]
 fn gpt() {
     let _turn = turn();
-    once(&Gpt(3, Checkpoint::None)).check::<Autodiff<Flex>, Autodiff<Meta>>("gpt");
+    once(&Gpt::new(3, Checkpoint::None)).check::<Autodiff<Flex>, Autodiff<Meta>>("gpt");
 }
 
 #[test]
 fn gpt_of_two_micro_batches() {
     let _turn = turn();
+    let program = Gpt::new(3, Checkpoint::None);
     let case = Case {
         micro_batches: 2,
-        ..once(&Gpt(3, Checkpoint::None))
+        ..once(&program)
     };
     case.check::<Autodiff<Flex>, Autodiff<Meta>>("gpt, two micro-batches");
 }
@@ -172,9 +173,10 @@ fn gpt_of_two_micro_batches() {
 #[test]
 fn gpt_with_all_of_it() {
     let _turn = turn();
+    let program = Gpt::new(3, Checkpoint::KeepCompute);
     let case = Case {
         micro_batches: 2,
-        ..once(&Gpt(3, Checkpoint::KeepCompute))
+        ..once(&program)
     };
     case.check::<Autocast<Autodiff<Remat<Flex>>, Bf16>, Autocast<Autodiff<Remat<Meta>>, Bf16>>(
         "gpt in bf16, products kept, two micro-batches",
@@ -211,7 +213,7 @@ fn further_micro_batches_take_as_long_as_the_last() {
         (Checkpoint::Offload, false),
         (Checkpoint::None, true),
     ] {
-        let program = Gpt(6, checkpoint);
+        let program = Gpt::new(6, checkpoint);
         let of = |micro_batches| match fused {
             true => summed::<FusedBackward<Autodiff<Remat<Meta>>>, _>(&program, micro_batches),
             false => summed::<Autodiff<Remat<Meta>>, _>(&program, micro_batches),
@@ -282,16 +284,17 @@ fn an_empty_device_starts_with_nothing() {
 #[test]
 fn gpt_with_scopes() {
     let _turn = turn();
-    once(&Gpt(3, Checkpoint::Block))
+    once(&Gpt::new(3, Checkpoint::Block))
         .check::<Autodiff<Remat<Flex>>, Autodiff<Remat<Meta>>>("gpt, every block recomputed");
 }
 
 #[test]
 fn gpt_with_a_budget() {
     let _turn = turn();
+    let program = Gpt::new(3, Checkpoint::None);
     let case = Case {
         budget_bytes: Some(24 << 20),
-        ..once(&Gpt(3, Checkpoint::None))
+        ..once(&program)
     };
     case.check::<Autodiff<Remat<Flex>>, Autodiff<Remat<Meta>>>("gpt, a budget");
 }
@@ -300,10 +303,11 @@ fn gpt_with_a_budget() {
 #[test]
 fn encoder_decoder_with_a_budget_of_two_micro_batches() {
     let _turn = turn();
+    let program = EncoderDecoder::new(2);
     let case = Case {
         micro_batches: 2,
         budget_bytes: Some(20 << 20),
-        ..once(&EncoderDecoder(2))
+        ..once(&program)
     };
     case.check::<Autodiff<Remat<Flex>>, Autodiff<Remat<Meta>>>(
         "encoder and decoder, two micro-batches, a budget",
@@ -315,10 +319,11 @@ fn encoder_decoder_with_a_budget_of_two_micro_batches() {
 fn replays_under_a_budget_are_those_of_the_real_run() {
     let _turn = turn();
     for micro_batches in [1, 2] {
+        let program = EncoderDecoder::new(2);
         let case = Case {
             micro_batches,
             budget_bytes: Some(20 << 20),
-            ..once(&EncoderDecoder(2))
+            ..once(&program)
         };
         let real = case.run::<Autodiff<Remat<Flex>>, _>(&Default::default(), |model, step| {
             let model = step(model);
@@ -386,28 +391,29 @@ fn state_has_the_name_of_its_parameter() {
 #[test]
 fn gpt_in_bf16() {
     let _turn = turn();
-    once(&Gpt(3, Checkpoint::None))
+    once(&Gpt::new(3, Checkpoint::None))
         .check::<Autocast<Autodiff<Flex>, Bf16>, Autocast<Autodiff<Meta>, Bf16>>("gpt, bf16");
 }
 
 #[test]
 fn encoder_decoder_in_f16() {
     let _turn = turn();
-    once(&EncoderDecoder(2)).check::<Autocast<Autodiff<Flex>, F16>, Autocast<Autodiff<Meta>, F16>>(
-        "encoder and decoder, f16",
-    );
+    once(&EncoderDecoder::new(2))
+        .check::<Autocast<Autodiff<Flex>, F16>, Autocast<Autodiff<Meta>, F16>>(
+            "encoder and decoder, f16",
+        );
 }
 
 #[test]
 fn encoder_decoder() {
     let _turn = turn();
-    once(&EncoderDecoder(2)).check::<Autodiff<Flex>, Autodiff<Meta>>("encoder and decoder");
+    once(&EncoderDecoder::new(2)).check::<Autodiff<Flex>, Autodiff<Meta>>("encoder and decoder");
 }
 
 #[test]
 fn cnn() {
     let _turn = turn();
-    once(&Cnn).check::<Autodiff<Flex>, Autodiff<Meta>>("cnn");
+    once(&Cnn(16)).check::<Autodiff<Flex>, Autodiff<Meta>>("cnn");
 }
 
 #[test]

@@ -39,21 +39,45 @@ fn cross_entropy<B: Backend>(logits: Tensor<B, 2>) -> Tensor<B, 1> {
         .forward(logits, targets)
 }
 
-/// The gpt example's model: how many layers it has, and what becomes of their activations.
-pub struct Gpt(pub usize, pub Checkpoint);
+/// The gpt example's model.
+pub struct Gpt {
+    layers: usize,
+    checkpoint: Checkpoint,
+    sequences: usize,
+}
+
+impl Gpt {
+    /// Of so many layers, on eight sequences.
+    pub fn new(layers: usize, checkpoint: Checkpoint) -> Self {
+        Self {
+            layers,
+            checkpoint,
+            sequences: 8,
+        }
+    }
+
+    /// On as few sequences as software Vulkan computes in seconds.
+    #[cfg(feature = "vulkan")]
+    pub fn small(layers: usize, checkpoint: Checkpoint) -> Self {
+        Self {
+            sequences: 2,
+            ..Self::new(layers, checkpoint)
+        }
+    }
+}
 
 impl Program for Gpt {
     type Model<B: AutodiffBackend> = GptModel<B>;
 
     fn model<B: AutodiffBackend>(&self, device: &B::Device) -> GptModel<B> {
-        GptConfig::new(128, self.0, 4, 128)
+        GptConfig::new(128, self.layers, 4, 128)
             .with_dropout(0.1)
-            .with_checkpoint(self.1)
+            .with_checkpoint(self.checkpoint)
             .init(device)
     }
 
     fn loss<B: AutodiffBackend>(&self, model: &GptModel<B>, device: &B::Device) -> Tensor<B, 1> {
-        let tokens = Tensor::<B, 2, Int>::zeros([8, 128], device);
+        let tokens = Tensor::<B, 2, Int>::zeros([self.sequences, 128], device);
         model.loss(TokenBatch {
             inputs: tokens.clone(),
             targets: tokens,
@@ -61,8 +85,8 @@ impl Program for Gpt {
     }
 }
 
-/// Convolutions, batch norm, pooling.
-pub struct Cnn;
+/// Convolutions, batch norm, pooling, on so many images.
+pub struct Cnn(pub usize);
 
 /// The model of [`Cnn`].
 #[derive(Module, Debug)]
@@ -93,12 +117,12 @@ impl Program for Cnn {
     }
 
     fn loss<B: AutodiffBackend>(&self, model: &CnnModel<B>, device: &B::Device) -> Tensor<B, 1> {
-        let mut x = Tensor::random([16, 3, 48, 48], Distribution::Default, device);
+        let mut x = Tensor::random([self.0, 3, 48, 48], Distribution::Default, device);
         for (convolution, norm) in model.convolutions.iter().zip(&model.norms) {
             x = Relu::new().forward(norm.forward(convolution.forward(x)));
             x = model.pool.forward(x);
         }
-        let features = x.mean_dim(2).mean_dim(3).reshape([16, 64]);
+        let features = x.mean_dim(2).mean_dim(3).reshape([self.0, 64]);
         cross_entropy(model.output.forward(features))
     }
 }
@@ -134,8 +158,30 @@ impl Program for Recurrent {
     }
 }
 
-/// Encoder and decoder of so many layers each, with padding and causal masks.
-pub struct EncoderDecoder(pub usize);
+/// Encoder and decoder with padding and causal masks.
+pub struct EncoderDecoder {
+    layers: usize,
+    sequences: usize,
+}
+
+impl EncoderDecoder {
+    /// Of so many layers each, on eight sequences.
+    pub fn new(layers: usize) -> Self {
+        Self {
+            layers,
+            sequences: 8,
+        }
+    }
+
+    /// On as few sequences as software Vulkan computes in seconds.
+    #[cfg(feature = "vulkan")]
+    pub fn small(layers: usize) -> Self {
+        Self {
+            layers,
+            sequences: 2,
+        }
+    }
+}
 
 /// The model of [`EncoderDecoder`].
 #[derive(Module, Debug)]
@@ -151,8 +197,8 @@ impl Program for EncoderDecoder {
     fn model<B: AutodiffBackend>(&self, device: &B::Device) -> EncoderDecoderModel<B> {
         EncoderDecoderModel {
             tokens: EmbeddingConfig::new(512, 128).init(device),
-            encoder: TransformerEncoderConfig::new(128, 256, 4, self.0).init(device),
-            decoder: TransformerDecoderConfig::new(128, 256, 4, self.0).init(device),
+            encoder: TransformerEncoderConfig::new(128, 256, 4, self.layers).init(device),
+            decoder: TransformerDecoderConfig::new(128, 256, 4, self.layers).init(device),
         }
     }
 
@@ -161,7 +207,7 @@ impl Program for EncoderDecoder {
         model: &EncoderDecoderModel<B>,
         device: &B::Device,
     ) -> Tensor<B, 1> {
-        let (batch, length) = (8, 64);
+        let (batch, length) = (self.sequences, 64);
         let tokens = Tensor::<B, 2, Int>::zeros([batch, length], device);
         let padding = tokens.clone().lower_elem(0);
         let causal = generate_autoregressive_mask(batch, length, device);

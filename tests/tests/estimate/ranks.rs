@@ -338,8 +338,8 @@ where
 fn what_is_derived_from_a_run_without_ranks_is_what_ranks_take() {
     let _turn = turn();
     let stages = Stage::ALL.to_vec();
-    derived_is_what_ranks_take::<Alone, Ranks>("gpt", &Gpt(6, Checkpoint::None), &stages);
-    let blocks = Gpt(6, Checkpoint::Block);
+    derived_is_what_ranks_take::<Alone, Ranks>("gpt", &Gpt::new(6, Checkpoint::None), &stages);
+    let blocks = Gpt::new(6, Checkpoint::Block);
     derived_is_what_ranks_take::<Alone, Ranks>("gpt, blocks recomputed", &blocks, &stages);
     derived_is_what_ranks_take::<Alone, Ranks>("layers", &Layers, &stages);
 }
@@ -349,7 +349,7 @@ fn what_is_derived_from_a_run_without_ranks_is_what_ranks_take() {
 fn so_it_is_under_autocast_at_stage_3() {
     let _turn = turn();
     let stages = [Stage::Parameters];
-    let gpt = Gpt(6, Checkpoint::None);
+    let gpt = Gpt::new(6, Checkpoint::None);
     derived_is_what_ranks_take::<Autocast<Alone>, Autocast<Ranks>>("bf16 gpt", &gpt, &stages);
     derived_is_what_ranks_take::<Autocast<Alone>, Autocast<Ranks>>("bf16 layers", &Layers, &stages);
 }

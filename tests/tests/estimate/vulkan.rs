@@ -205,23 +205,24 @@ fn fused_programs_take_what_is_estimated() {
     type Recomputing = Autodiff<Remat<After<VulkanFusion>>>;
     let _turn = turn();
     once(&Mlp(256)).check_fused::<Plain, PlainMeta>("wide layers with dropout");
-    once(&Cnn).check_fused::<Plain, PlainMeta>("convolutions, batch norm, pooling");
+    once(&Cnn(4)).check_fused::<Plain, PlainMeta>("convolutions, batch norm, pooling");
     once(&Recurrent(8)).check_fused::<Plain, PlainMeta>("LSTM");
-    once(&Gpt(2, Checkpoint::None)).check_fused::<Plain, PlainMeta>("GPT");
+    once(&Gpt::small(2, Checkpoint::None)).check_fused::<Plain, PlainMeta>("GPT");
     let recomputed = [
         ("GPT, every block recomputed", Checkpoint::Block),
         ("GPT, every block offloaded", Checkpoint::Offload),
     ];
     for (name, checkpoint) in recomputed {
-        once(&Gpt(2, checkpoint)).check_fused::<Recomputing, RecomputingMeta>(name);
+        once(&Gpt::small(2, checkpoint)).check_fused::<Recomputing, RecomputingMeta>(name);
     }
-    once(&EncoderDecoder(1)).check_fused::<Autocast<Plain, F16>, Autocast<PlainMeta, F16>>(
+    once(&EncoderDecoder::small(1)).check_fused::<Autocast<Plain, F16>, Autocast<PlainMeta, F16>>(
         "encoder and decoder in f16",
     );
+    let program = EncoderDecoder::small(1);
     let case = Case {
         micro_batches: 2,
-        budget_bytes: Some(10 << 20),
-        ..once(&EncoderDecoder(1))
+        budget_bytes: Some(3 << 20),
+        ..once(&program)
     };
     case.check_fused::<Recomputing, RecomputingMeta>(
         "encoder and decoder, two micro-batches, a budget",
@@ -321,7 +322,13 @@ fn ranks_take_what_is_estimated() {
     ] {
         check("layers", &Layers, stage, 8, false);
     }
-    check("GPT", &Gpt(2, Checkpoint::None), Stage::Parameters, 1, true);
+    check(
+        "GPT",
+        &Gpt::small(2, Checkpoint::None),
+        Stage::Parameters,
+        1,
+        true,
+    );
 }
 
 type Plain = Autodiff<After<Vulkan>>;
@@ -333,25 +340,27 @@ type RecomputingMeta = Autodiff<Remat<After<Meta>>>;
 fn layers_take_what_is_estimated() {
     let _turn = turn();
     once(&Mlp(256)).check_on_vulkan::<Plain, PlainMeta>("wide layers with dropout");
-    once(&Cnn).check_on_vulkan::<Plain, PlainMeta>("convolutions, batch norm, pooling");
+    once(&Cnn(4)).check_on_vulkan::<Plain, PlainMeta>("convolutions, batch norm, pooling");
     once(&Recurrent(8)).check_on_vulkan::<Plain, PlainMeta>("LSTM");
 }
 
 #[test]
 fn transformers_take_what_is_estimated() {
     let _turn = turn();
-    once(&Gpt(2, Checkpoint::None)).check_on_vulkan::<Plain, PlainMeta>("GPT");
-    once(&Gpt(2, Checkpoint::Block))
+    once(&Gpt::small(2, Checkpoint::None)).check_on_vulkan::<Plain, PlainMeta>("GPT");
+    once(&Gpt::small(2, Checkpoint::Block))
         .check_on_vulkan::<Recomputing, RecomputingMeta>("GPT, every block recomputed");
-    once(&Gpt(2, Checkpoint::Offload))
+    once(&Gpt::small(2, Checkpoint::Offload))
         .check_on_vulkan::<Recomputing, RecomputingMeta>("GPT, every block offloaded");
-    once(&EncoderDecoder(1)).check_on_vulkan::<Autocast<Plain, F16>, Autocast<PlainMeta, F16>>(
-        "encoder and decoder in f16",
-    );
+    once(&EncoderDecoder::small(1))
+        .check_on_vulkan::<Autocast<Plain, F16>, Autocast<PlainMeta, F16>>(
+            "encoder and decoder in f16",
+        );
+    let program = EncoderDecoder::small(1);
     let case = Case {
         micro_batches: 2,
-        budget_bytes: Some(10 << 20),
-        ..once(&EncoderDecoder(1))
+        budget_bytes: Some(3 << 20),
+        ..once(&program)
     };
     case.check_on_vulkan::<Recomputing, RecomputingMeta>(
         "encoder and decoder, two micro-batches, a budget",

@@ -16,7 +16,7 @@ use super::{counters, idle, in_use, most_in_use, turn};
 fn sizes<B: Backend>() -> [usize; 3] {
     match counters::<B>() {
         BackendName::Flex => [1024, 64, 16_000],
-        _ => [512, 32, 8000],
+        _ => [256, 16, 4000],
     }
 }
 
