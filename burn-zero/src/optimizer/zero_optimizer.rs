@@ -274,7 +274,8 @@ impl<O> ZeroOptimizer<O> {
 
     /// Chooses the units of stage 3: parameters for whose paths `unit` returns the same name are
     /// gathered together. Without it a unit is a repeated block, such as `blocks.0`
-    /// ([`repeated_block`]), and one unit has all parameters that are in none.
+    /// ([`repeated_block`](burn_decorator::repeated_block)), and one unit has all parameters that are
+    /// in none.
     ///
     /// A rank holds two units at most. Larger units need fewer collectives: the choice of wrapped
     /// modules in FSDP2. [`prepare`](Self::prepare) compares the units of all ranks.
