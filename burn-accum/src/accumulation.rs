@@ -14,8 +14,7 @@ use burn::{
 use burn_decorator::non_finite::{
     Inspection, Probe, Verdict, name_some, non_finite_paths, read_numbers,
 };
-use burn_decorator::ranks::SharedFn;
-use burn_update::Arrived;
+use burn_update::{Arrived, UpdateError};
 
 use crate::{
     AccumConfig, AccumError, NonFinite, Normalization, PartialWindow, UpdateCounter,
@@ -60,20 +59,9 @@ pub(crate) struct Deciding<'a> {
     /// there.
     pub(crate) on_host: bool,
     /// The names of non-finite parameters on any rank, from those of this rank.
-    pub(crate) union: fn(Vec<String>) -> Vec<String>,
+    pub(crate) union: &'a dyn Fn(Vec<String>) -> Result<Vec<String>, UpdateError>,
     /// The items that normalize the reduced gradients, from those of this rank.
-    pub(crate) items_of_all_ranks: Option<&'a SharedFn<f64, f64>>,
-}
-
-impl Deciding<'static> {
-    /// One process with one rank.
-    pub(crate) fn alone() -> Self {
-        Self {
-            on_host: false,
-            union: |names| names,
-            items_of_all_ranks: None,
-        }
-    }
+    pub(crate) items: &'a dyn Fn(f64) -> Result<f64, UpdateError>,
 }
 
 impl Accumulation {
@@ -141,7 +129,7 @@ impl Accumulation {
         step: Step,
         counts: Vec<Tensor<B::InnerBackend, 1>>,
         deciding: &Deciding<'_>,
-    ) -> Result<Arc<Verdict<B::InnerBackend>>, AccumError>
+    ) -> Result<Arc<Verdict<B::InnerBackend>>, UpdateError>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
@@ -178,7 +166,7 @@ impl Accumulation {
         step: Step,
         counts: Vec<Tensor<B::InnerBackend, 1>>,
         deciding: &Deciding<'_>,
-    ) -> Result<Arc<Verdict<B::InnerBackend>>, AccumError>
+    ) -> Result<Arc<Verdict<B::InnerBackend>>, UpdateError>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
@@ -187,7 +175,7 @@ impl Accumulation {
             let sums = Inspection::new::<B, M>(module, &arrived, Probe::Sum);
             let (culprits, counts) = sums.culprits::<B, M>(module, &arrived, counts);
             // All ranks drop a micro-batch, or none: otherwise their parameters would differ.
-            ((deciding.union)(culprits), counts)
+            ((deciding.union)(culprits)?, counts)
         } else {
             (Vec::new(), read_numbers(counts))
         };
@@ -222,7 +210,7 @@ impl Accumulation {
         &mut self,
         probe_sums: bool,
         deciding: &Deciding<'_>,
-    ) -> Result<bool, AccumError> {
+    ) -> Result<bool, UpdateError> {
         let (known, finite) = self.window.of::<I>().read(probe_sums);
         for known in known {
             self.count(known, deciding)?;
@@ -230,11 +218,14 @@ impl Accumulation {
         Ok(finite)
     }
 
-    fn count(&mut self, known: Known, deciding: &Deciding<'_>) -> Result<(), AccumError> {
-        let items = self.check_counts(&known.counts)?;
+    fn count(&mut self, known: Known, deciding: &Deciding<'_>) -> Result<(), UpdateError> {
+        let own = self.check_counts(&known.counts)?;
+        let items = match self.normalization {
+            Normalization::Tokens => (deciding.items)(own)?,
+            Normalization::Mean | Normalization::Sum => 0.0,
+        };
         let (step, culprits) = (&known.step, &known.culprits);
-        self.tally
-            .count(step, self.items(items, deciding), culprits);
+        self.tally.count(step, items, culprits);
         if let Some(dropped) = self.counter.publish_dropped(self.tally, step, culprits) {
             burn_decorator::warn_user!(
                 "micro-batch {} is dropped from the window after update {}: non-finite gradients in {}",
@@ -261,7 +252,7 @@ impl Accumulation {
         module: &M,
         flushed: bool,
         deciding: &Deciding<'_>,
-    ) -> Result<Option<GradientsParams>, AccumError>
+    ) -> Result<Option<GradientsParams>, UpdateError>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
@@ -296,7 +287,7 @@ impl Accumulation {
             } else {
                 non_finite_paths::<B, M>(module, &update)
             };
-            let culprits = (deciding.union)(culprits);
+            let culprits = (deciding.union)(culprits)?;
             if !culprits.is_empty() {
                 let culprits = name_some(&culprits);
                 if self.drops_non_finite() {
@@ -351,11 +342,15 @@ impl Accumulation {
     }
 
     /// The window, for a record.
-    pub(crate) fn partial<I: Backend>(&self, deciding: &Deciding<'_>) -> PartialWindow<I> {
+    pub(crate) fn partial<I: Backend>(&self) -> PartialWindow<I> {
         let (mut window, mut tally) = (self.window.clone(), self.tally);
         let window = window.of::<I>();
+        // Micro-steps that ranks decide about together have been read and counted.
         for known in window.read(false).0 {
-            let items = self.items(known.counts.iter().sum(), deciding);
+            let items = match self.normalization {
+                Normalization::Tokens => known.counts.iter().sum(),
+                Normalization::Mean | Normalization::Sum => 0.0,
+            };
             tally.count(&known.step, items, &known.culprits);
         }
         let sums = window.sums();
@@ -377,7 +372,7 @@ impl Accumulation {
         counts: &[Tensor<I, 1>],
         micro_batches: u64,
         deciding: &Deciding<'_>,
-    ) -> Result<(), AccumError> {
+    ) -> Result<(), UpdateError> {
         let is_right = match self.normalization {
             Normalization::Tokens => counts.len() as u64 >= micro_batches,
             Normalization::Mean => counts.is_empty(),
@@ -390,17 +385,11 @@ impl Accumulation {
         self.read::<I>(false, deciding)?;
         let micro_batch = self.tally.micro_batches + 1;
         match self.normalization {
-            Normalization::Tokens => Err(AccumError::MissingCount { micro_batch }),
-            _ => self.check_counts(&read_numbers(counts.to_vec())).map(drop),
-        }
-    }
-
-    /// The weight of a micro-batch with `own` items on this rank.
-    fn items(&self, own: f64, deciding: &Deciding<'_>) -> f64 {
-        match (deciding.items_of_all_ranks, self.normalization) {
-            (Some(of_all_ranks), Normalization::Tokens) => of_all_ranks.call(own),
-            (None, Normalization::Tokens) => own,
-            (_, Normalization::Mean | Normalization::Sum) => 0.0,
+            Normalization::Tokens => Err(AccumError::MissingCount { micro_batch }.into()),
+            _ => {
+                self.check_counts(&read_numbers(counts.to_vec()))?;
+                Ok(())
+            }
         }
     }
 

@@ -43,10 +43,12 @@ impl ClipNorm {
     }
 
     /// The gradients of `arrived`, clipped, and the norm that they had; `None` if there are none.
+    /// `of_all_ranks` is the norm where these gradients are a rank's shards, f32 `[1]`.
     pub(crate) fn clip<B, M>(
         &self,
         module: &M,
         arrived: Arrived,
+        of_all_ranks: Option<Tensor<B::InnerBackend, 1>>,
     ) -> (GradientsParams, Option<Tensor<B::InnerBackend, 1>>)
     where
         B: AutodiffBackend,
@@ -67,9 +69,11 @@ impl ClipNorm {
             return (arrived.pass_items_on::<B::InnerBackend>(merged), None);
         };
 
-        let norm = match self.norm.take_provided() {
-            Some(norm) => constant(norm.into(), &device),
-            None => norm_of(norms),
+        let provided = self.norm.take_provided();
+        let norm = match (of_all_ranks, provided) {
+            (Some(norm), _) => on(norm, &device),
+            (None, Some(norm)) => constant(norm.into(), &device),
+            (None, None) => norm_of(norms),
         };
         self.norm.publish(norm.clone());
         let scale = self.max_norm.is_finite().then(|| {
@@ -187,7 +191,7 @@ impl<O> ClipGlobalNorm<O> {
             message::describe(|| self.inner.step(lr, module, GradientsParams::new()));
         if inside.ranks {
             let inner = message::short_name::<O>();
-            raise(Err(AccumError::ClipAroundRanks { inner }))
+            raise(Err::<(), _>(AccumError::ClipAroundRanks { inner }))
         }
         module
     }
@@ -215,14 +219,14 @@ where
             return module;
         }
         let module = self.check_order(lr, module);
-        let gradients = self.clip.clip::<B, M>(&module, grads.into()).0;
+        let gradients = self.clip.clip::<B, M>(&module, grads.into(), None).0;
         self.inner.step(lr, module, gradients)
     }
 
     /// Clips the sum over the devices.
     fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
         let module = self.check_order(lr, module);
-        let gradients = self.clip.clip::<B, M>(&module, grads.into()).0;
+        let gradients = self.clip.clip::<B, M>(&module, grads.into(), None).0;
         self.inner.step(lr, module, gradients)
     }
 

@@ -205,9 +205,10 @@ impl<O> MultiSteps<O> {
             micro_batches: arrived.micro_batches(),
             scaled: awaits_verdict(),
         };
-        let deciding = with_ranks(&self.items_of_all_ranks);
         let accumulation = &mut self.accumulation;
-        let added = accumulation.add::<B, M>(&module, arrived, step, counts, &deciding);
+        let added = with_ranks(&self.items_of_all_ranks, |deciding| {
+            accumulation.add::<B, M>(&module, arrived, step, counts, deciding)
+        });
         let verdict = raise(added);
         let updates = self.accumulation.updates_so_far();
         let module = self.close(lr, module, false);
@@ -224,10 +225,11 @@ impl<O> MultiSteps<O> {
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
-        let deciding = with_ranks(&self.items_of_all_ranks);
         let accumulation = &mut self.accumulation;
-        let update = raise(accumulation.close::<B, M>(&module, flushed, &deciding));
-        let Some(update) = update else {
+        let update = with_ranks(&self.items_of_all_ranks, |deciding| {
+            accumulation.close::<B, M>(&module, flushed, deciding)
+        });
+        let Some(update) = raise(update) else {
             return module;
         };
         let (module, left_out) = is_left_out(|| self.inner.step(lr, module, update));
@@ -260,10 +262,10 @@ impl<O> MultiSteps<O> {
             message::describe(|| self.inner.step(lr, module, GradientsParams::new()));
         let inner = || message::short_name::<O>();
         if drops && inside.loss_scaler {
-            raise(Err(AccumError::ScalerInside { inner: inner() }))
+            raise(Err::<(), _>(AccumError::ScalerInside { inner: inner() }))
         }
         if own_items && inside.ranks {
-            raise(Err(AccumError::ItemsOfOneRank { inner: inner() }))
+            raise(Err::<(), _>(AccumError::ItemsOfOneRank { inner: inner() }))
         }
         module
     }
@@ -291,17 +293,23 @@ pub fn flush<R>(step: impl FnOnce(GradientsParams) -> R) -> R {
     message::send(Message::Flush, || step(GradientsParams::new()))
 }
 
-/// What the ranks of this thread decide, if there are any.
-fn with_ranks(items_of_all_ranks: &Option<SharedFn<f64, f64>>) -> Deciding<'_> {
-    Deciding {
+/// Runs `decide` with what the ranks of this thread decide, if there are any.
+fn with_ranks<R>(
+    items_of_all_ranks: &Option<SharedFn<f64, f64>>,
+    decide: impl FnOnce(&Deciding<'_>) -> R,
+) -> R {
+    decide(&Deciding {
         on_host: decide_on_host() || items_of_all_ranks.is_some(),
-        union: non_finite_on_any_rank,
-        items_of_all_ranks: items_of_all_ranks.as_ref(),
-    }
+        union: &|names| Ok(non_finite_on_any_rank(names)),
+        items: &|own| {
+            let items = items_of_all_ranks.as_ref();
+            Ok(items.map_or(own, |items| items.call(own)))
+        },
+    })
 }
 
 /// Panics with the error: neither a step of an optimizer nor Burn's training loop can return one.
-pub(crate) fn raise<T>(result: Result<T, AccumError>) -> T {
+pub(crate) fn raise<T, E: core::fmt::Display>(result: Result<T, E>) -> T {
     match result {
         Ok(value) => value,
         Err(error) => panic!("{error}"),
@@ -325,11 +333,8 @@ where
     }
 
     fn to_record(&self) -> Self::Record {
-        let window = self
-            .accumulation
-            .partial(&with_ranks(&self.items_of_all_ranks));
         AccumRecord {
-            window: Some(window),
+            window: Some(self.accumulation.partial()),
             inner: self.inner.to_record(),
         }
     }

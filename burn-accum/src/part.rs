@@ -2,7 +2,7 @@
 
 use burn::module::{AutodiffModule, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Device, TensorPrimitive, read_sync};
 use burn_decorator::gauge::Gauge;
 use burn_decorator::gradient;
@@ -59,7 +59,8 @@ impl<M: AutodiffModule<B>, B: AutodiffBackend> Part<M, B> for ClipNorm {
         model: &M,
         gradients: GradientsParams,
     ) -> Result<GradientsParams, UpdateError> {
-        let (clipped, norm) = self.clip::<B, M>(model, gradients.into());
+        let of_all_ranks = step.norm.take();
+        let (clipped, norm) = self.clip::<B, M>(model, gradients.into(), of_all_ranks);
         step.norm = norm;
         Ok(clipped)
     }
@@ -96,7 +97,7 @@ impl<B: AutodiffBackend> Stateful<B> for Accumulation {
     }
 
     fn save(&self) -> Option<PartState> {
-        let PartialWindow { tally, sums } = self.partial::<B::InnerBackend>(&Deciding::alone());
+        let PartialWindow { tally, sums } = self.partial::<B::InnerBackend>();
         let mut state = PartState::default();
         for (name, value) in integers(tally) {
             state.put_integer(name, value);
@@ -148,6 +149,18 @@ fn integers(tally: Tally) -> [(&'static str, u64); 7] {
     ]
 }
 
+/// Runs `decide` with what the ranks of the step decide, if there are several.
+fn decided<I: Backend, R>(step: &Step<I>, decide: impl FnOnce(&Deciding<'_>) -> R) -> R {
+    decide(&Deciding {
+        on_host: step.decides_on_host,
+        union: &|names| step.non_finite_on_any_rank(names),
+        items: &|own| match &step.ranks {
+            Some(ranks) => ranks.items(own),
+            None => Ok(own),
+        },
+    })
+}
+
 impl<M: AutodiffModule<B>, B: AutodiffBackend> Accumulate<M, B> for Accumulation {
     fn add(
         &mut self,
@@ -160,8 +173,9 @@ impl<M: AutodiffModule<B>, B: AutodiffBackend> Accumulate<M, B> for Accumulation
             scaled: step.is_scaled,
         };
         let items = core::mem::take(&mut step.items);
-        let alone = Deciding::alone();
-        let verdict = self.add::<B, M>(model, gradients, micro_step, items, &alone)?;
+        let verdict = decided(step, |deciding| {
+            self.add::<B, M>(model, gradients, micro_step, items, deciding)
+        })?;
         step.verdict = Some(verdict);
         Ok(())
     }
@@ -171,7 +185,9 @@ impl<M: AutodiffModule<B>, B: AutodiffBackend> Accumulate<M, B> for Accumulation
         step: &mut Step<B::InnerBackend>,
         model: &M,
     ) -> Result<Option<GradientsParams>, UpdateError> {
-        Ok(self.close::<B, M>(model, step.is_flush, &Deciding::alone())?)
+        decided(step, |deciding| {
+            self.close::<B, M>(model, step.is_flush, deciding)
+        })
     }
 
     fn end(&mut self, step: &Step<B::InnerBackend>) -> Result<(), UpdateError> {
@@ -179,7 +195,10 @@ impl<M: AutodiffModule<B>, B: AutodiffBackend> Accumulate<M, B> for Accumulation
             if step.updates() {
                 self.applied();
             } else {
-                self.skip("the optimizer made no update of it")?;
+                self.skip(match step.overflowed[..] {
+                    [] => "the optimizer made no update of it",
+                    _ => "it overflowed in the reduction over ranks",
+                })?;
             }
         }
         self.publish::<B::InnerBackend>();

@@ -35,6 +35,21 @@ pub enum UpdateError {
         /// The name.
         name: String,
     },
+    /// A part that was added before a reduction over ranks and belongs after it, or the other way
+    /// round.
+    #[error("the part `{part}` is at the wrong side of the reduction over ranks: {instead}")]
+    Order {
+        /// The part's name.
+        part: String,
+        /// What to do.
+        instead: String,
+    },
+    /// A step of an update over ranks with a model that was not prepared.
+    #[error(
+        "the update reduces gradients over ranks, and has no model yet: call `let model = update.prepare(model)?` before the \
+         first forward pass, so that all ranks start from the same weights"
+    )]
+    NotPrepared,
     /// An optimizer that is itself a scaler, an accumulation or a reduction over ranks: an update
     /// has parts for these, in their order.
     #[error(

@@ -7,12 +7,11 @@ use std::sync::Arc;
 use burn::module::{AutodiffModule, ModuleVisitor, Param, ParamId};
 use burn::optim::{GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
-use burn::tensor::{Device, Tensor, TensorMetadata};
-use burn_decorator::module::for_each_float;
+use burn::tensor::{Device, Tensor};
 
 use crate::optimizer::{BurnOptimizer, OPTIMIZER, RECORD};
 use crate::part::Slot;
-use crate::{Arrived, Optimize, PartState, Stateful, Step, UpdateError};
+use crate::{Optimize, Parameter, PartState, Stateful, Step, UpdateError};
 
 /// Groups of a model's parameters, each with its optimizer, for
 /// [`Update::of_groups`](crate::Update::of_groups). Parameters of no group are the rest's.
@@ -42,6 +41,8 @@ pub struct Groups<M: AutodiffModule<B> + 'static, B: AutodiffBackend> {
     named: Vec<Named<M, B>>,
     /// The group of each parameter of the model, once it is known.
     members: HashMap<ParamId, UpdatedBy>,
+    /// The only one of its optimizers that is used, in a trial.
+    alone: Option<UpdatedBy>,
 }
 
 /// A group of parameters with its name.
@@ -216,6 +217,7 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Groups<M, B> {
             rest: slot(rest),
             named: Vec::new(),
             members: HashMap::new(),
+            alone: None,
         }
     }
 
@@ -234,16 +236,10 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Groups<M, B> {
     /// # Errors
     ///
     /// [`UpdateError::NoParameter`], [`UpdateError::TwoGroups`], [`UpdateError::SameName`].
-    fn assign(&self, model: &M) -> Result<HashMap<ParamId, UpdatedBy>, UpdateError> {
-        // Tied parameters at each of their paths.
-        let mut parameters = Vec::new();
-        for_each_float::<B, M>(model, |path, id, tensor| {
-            parameters.push(ListedParameter {
-                path: path.to_owned(),
-                id,
-                shape: tensor.shape().to_vec(),
-            });
-        });
+    fn members(
+        &self,
+        parameters: &[Parameter],
+    ) -> Result<HashMap<ParamId, UpdatedBy>, UpdateError> {
         let mut members: HashMap<_, _> = parameters
             .iter()
             .map(|parameter| (parameter.id, UpdatedBy::Rest))
@@ -259,7 +255,7 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Groups<M, B> {
                     return Err(UpdateError::NoParameter {
                         group: name.clone(),
                         paths: pattern.to_string(),
-                        parameters: parameters.into_iter().map(|found| found.path).collect(),
+                        parameters: parameters.iter().map(|found| found.path.clone()).collect(),
                     });
                 }
                 for parameter in matched {
@@ -320,10 +316,7 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Stateful<B> for Groups<
         let mut all = PartState::default();
         for (name, optimizer) in self.optimizers() {
             if let Some(mut state) = optimizer.save() {
-                let record = state
-                    .take_bytes(RECORD)
-                    .expect("an optimizer saves its record");
-                all.put_bytes(name, record);
+                all.put_state(name, &mut state, RECORD);
             }
         }
         Some(all)
@@ -343,23 +336,31 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Stateful<B> for Groups<
 }
 
 impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Optimize<M, B> for Groups<M, B> {
-    fn prepare(&mut self, mut model: M) -> Result<M, UpdateError> {
-        self.members = self.assign(&model)?;
+    fn prepare(&mut self, mut model: M, parameters: &[Parameter]) -> Result<M, UpdateError> {
+        self.members = self.members(parameters)?;
         for (_, optimizer) in self.optimizers_mut() {
-            model = optimizer.prepare(model)?;
+            model = optimizer.prepare(model, parameters)?;
         }
         Ok(model)
     }
 
-    fn select(&self, _: &M, mut gradients: Arrived) -> Result<Arrived, UpdateError> {
-        for (id, member) in &self.members {
-            if let UpdatedBy::Group(index) = member
-                && self.named[*index].group.optimizer.is_none()
-            {
-                gradients.drop_gradients::<B::InnerBackend>(*id);
-            }
-        }
-        Ok(gradients)
+    fn frozen(&self) -> Vec<ParamId> {
+        let is_frozen = |member: &UpdatedBy| match member {
+            UpdatedBy::Rest => false,
+            UpdatedBy::Group(index) => self.named[*index].group.optimizer.is_none(),
+        };
+        let members = self.members.iter();
+        let frozen = members.filter(|(_, member)| is_frozen(member));
+        frozen.map(|(id, _)| *id).collect()
+    }
+
+    fn use_alone(&mut self, number: usize) -> bool {
+        let groups = self.named.iter().enumerate();
+        let groups = groups.filter(|(_, named)| named.group.optimizer.is_some());
+        let groups = groups.map(|(index, _)| UpdatedBy::Group(index));
+        let mut all = core::iter::once(UpdatedBy::Rest).chain(groups);
+        self.alone = all.nth(number);
+        self.alone.is_some()
     }
 
     fn update(
@@ -371,6 +372,7 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Optimize<M, B> for Grou
         let mut splitter = Splitter {
             path: Vec::new(),
             members: &self.members,
+            alone: self.alone,
             gradients,
             rest: GradientsParams::new(),
             groups: self.named.iter().map(|_| GradientsParams::new()).collect(),
@@ -428,21 +430,16 @@ impl<M: AutodiffModule<B>, B: AutodiffBackend> Clone for Groups<M, B> {
             rest: self.rest.clone(),
             named: self.named.clone(),
             members: self.members.clone(),
+            alone: self.alone,
         }
     }
-}
-
-/// A float parameter of a model.
-struct ListedParameter {
-    path: String,
-    id: ParamId,
-    shape: Vec<usize>,
 }
 
 /// Gives each group its gradients.
 struct Splitter<'a> {
     path: Vec<String>,
     members: &'a HashMap<ParamId, UpdatedBy>,
+    alone: Option<UpdatedBy>,
     gradients: GradientsParams,
     rest: GradientsParams,
     groups: Vec<GradientsParams>,
@@ -456,7 +453,7 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Splitter<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         let gradient = self.gradients.remove::<B::InnerBackend, D>(param.id);
         let Some(gradient) = gradient else { return };
-        match self.members.get(&param.id) {
+        match self.alone.as_ref().or(self.members.get(&param.id)) {
             Some(UpdatedBy::Rest) => self.rest.register(param.id, gradient),
             Some(UpdatedBy::Group(index)) => self.groups[*index].register(param.id, gradient),
             None => self.unknown = Some(self.path.join(".")),

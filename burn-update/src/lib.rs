@@ -45,6 +45,9 @@
 //! | `arrived` | the gradients of one micro-step, from one device or several |
 //! | `loss` | what is differentiated |
 //! | `optimizer` | Burn's optimizers as a part, and an update as one of Burn's optimizers |
+//! | `last` | clipping and optimizer, for a reduction that runs them on shards |
+//! | `ranks` | what parts ask other ranks |
+//! | `tree` | an optimizer's record, as a tree |
 //! | `groups` | parameters by path, each group with its optimizer |
 //! | `average` | the average of the weights |
 //! | `gradients` | gradients by path, for parts of one's own |
@@ -55,32 +58,35 @@
 //!
 //! # For maintainers: the place of a reduction over ranks
 //!
-//! It has no part yet. It belongs between the accumulation and the parts of one's own, and what
-//! burn-zero's `ZeroOptimizer` does (`optimizer/step.rs` there) says what it must be:
+//! It is burn-zero's, between the accumulation and the clipping:
 //!
 //! - Its optimizer updates other parameters than the model: this rank's shards, a module of its
-//!   own. So a reduction is an [`Optimize`] of the model around an `Update` of the shards, which has
-//!   the clipping and the optimizer: it reduces, updates and publishes.
-//! - A sum that overflows on any rank leaves the update out on all: [`Optimize::update`] sets
-//!   [`Step::outcome`] back to [`StepOutcome::Waits`], and the accumulation and the scale see it.
+//!   own. So a reduction is an [`Optimize`] of the model around the [`LastParts`] of another update,
+//!   which has the clipping and the optimizer: it reduces, updates and publishes.
+//! - A sum that overflows on any rank leaves the update out on all: [`Optimize::update`] puts the
+//!   names into [`Step::overflowed`] and sets [`Step::outcome`] back to [`StepOutcome::Waits`], and
+//!   the accumulation and the scale see it.
 //! - The norm to clip by is over the shards of all ranks, so it is in [`Step::norm`] before the
 //!   clipping runs.
 //! - The accumulation and the check of a scale ask all ranks which gradients are not finite, and how
-//!   many items they have: burn-accum's `Deciding` is that question.
+//!   many items they have: [`Step::ranks`].
 
 mod arrived;
 mod average;
 mod error;
 mod gradients;
 mod groups;
+mod last;
 mod loss;
 mod optimizer;
 mod part;
 mod per_update;
 mod progress;
+mod ranks;
 mod record;
 mod step;
 mod strategy;
+mod tree;
 mod update;
 
 pub use arrived::{Arrived, items_id};
@@ -89,11 +95,13 @@ pub use average::AverageConfig;
 pub use error::UpdateError;
 pub use gradients::map_gradients;
 pub use groups::{Group, Groups, Paths};
+pub use last::LastParts;
 pub use loss::Loss;
 pub use optimizer::BurnOptimizer;
-pub use part::{Accumulate, IntoAccumulate, IntoScale, Optimize, Part, Scale, Stateful};
+pub use part::{Accumulate, IntoAccumulate, IntoScale, Optimize, Parameter, Part, Scale, Stateful};
 pub use per_update::{PerUpdate, PerUpdateRecord};
 pub use progress::{CountsUpdates, UpdateProgress};
+pub use ranks::Ranks;
 pub use record::{PartState, UpdateItem, UpdateRecord};
 pub use step::{HalfPrecision, Step, StepOutcome};
 pub use strategy::{

@@ -5,16 +5,15 @@ use std::collections::BTreeMap;
 
 use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
-use burn::record::{
-    DoublePrecisionSettings, FullPrecisionSettings, NamedMpkBytesRecorder, PrecisionSettings,
-    Recorder, RecorderError,
-};
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{DType, Device, Element};
+use burn::tensor::Device;
+use burn::tensor::backend::AutodiffBackend;
 use burn_decorator::message::{self, Message};
 
 use crate::error::raise;
-use crate::{Optimize, PartState, Position, Stateful, Step, Update, UpdateError, UpdateRecord};
+use crate::tree::RecordTree;
+use crate::{
+    Optimize, Parameter, PartState, Position, Stateful, Step, Update, UpdateError, UpdateRecord,
+};
 
 /// The name under which a record has what is of the whole update.
 pub(crate) const UPDATE: &str = "update";
@@ -58,55 +57,24 @@ where
     }
 
     fn save(&self) -> Option<PartState> {
-        let record = self.optimizer.to_record();
-        let bytes = if is_double::<B>() {
-            encode::<B, _, DoublePrecisionSettings>(record)
-        } else {
-            encode::<B, _, FullPrecisionSettings>(record)
-        };
         let mut state = PartState::default();
-        let bytes = bytes.expect("an optimizer's record is written to memory");
-        state.put_bytes(RECORD, bytes);
+        let tree = RecordTree::of::<B, _>(self.optimizer.to_record());
+        state.put_tree(
+            RECORD,
+            tree.expect("an optimizer's record consists of tensors and numbers"),
+        );
         Some(state)
     }
 
     fn load(&mut self, mut state: PartState, device: &Device<B>) -> Result<(), UpdateError> {
-        let bytes = state.take_bytes(RECORD)?;
-        let record = if is_double::<B>() {
-            decode::<B, _, DoublePrecisionSettings>(bytes, device)
-        } else {
-            decode::<B, _, FullPrecisionSettings>(bytes, device)
-        };
-        let record = record.map_err(|error| UpdateError::Unreadable {
+        let record = state.take_tree(RECORD)?.into_record::<B, _>(device);
+        let record = record.map_err(|reason| UpdateError::Unreadable {
             part: state.part().to_owned(),
-            reason: error.to_string(),
+            reason,
         })?;
         self.optimizer = self.optimizer.clone().load_record(record);
         Ok(())
     }
-}
-
-/// Whether tensors have 64 bits: such a state is saved in f64, others in f32.
-fn is_double<B: Backend>() -> bool {
-    B::FloatElem::dtype() == DType::F64
-}
-
-fn encode<B, R, S>(record: R) -> Result<Vec<u8>, RecorderError>
-where
-    B: Backend,
-    R: burn::record::Record<B>,
-    S: PrecisionSettings,
-{
-    Recorder::<B>::record(&NamedMpkBytesRecorder::<S>::default(), record, ())
-}
-
-fn decode<B, R, S>(bytes: Vec<u8>, device: &Device<B>) -> Result<R, RecorderError>
-where
-    B: Backend,
-    R: burn::record::Record<B>,
-    S: PrecisionSettings,
-{
-    Recorder::<B>::load(&NamedMpkBytesRecorder::<S>::default(), bytes, device)
 }
 
 impl<O, M, B> Optimize<M, B> for BurnOptimizer<O, M>
@@ -118,7 +86,7 @@ where
     /// # Errors
     ///
     /// [`UpdateError::WrapperInside`].
-    fn prepare(&mut self, model: M) -> Result<M, UpdateError> {
+    fn prepare(&mut self, model: M, _: &[Parameter]) -> Result<M, UpdateError> {
         let nothing = GradientsParams::new();
         let (model, inside) = message::describe(|| self.optimizer.step(0.0, model, nothing));
         let what = if inside.loss_scaler {
@@ -209,6 +177,7 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Optimizer<M, B> for Upd
                 message::report(|inside| {
                     inside.loss_scaler |= has_scale;
                     inside.accumulation |= has_windows;
+                    inside.ranks |= self.reduces();
                 });
                 module
             }

@@ -1,14 +1,16 @@
 //! The parts of an update: what each kind is asked, and when.
 
 use core::any::Any;
+use std::sync::Arc;
 
-use burn::module::AutodiffModule;
+use burn::module::{AutodiffModule, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::Device;
 use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{Device, TensorMetadata};
 use burn_decorator::gauge::Gauge;
+use burn_decorator::module::for_each_float;
 
-use crate::{Arrived, PartState, Step, UpdateError};
+use crate::{Arrived, PartState, Ranks, Step, UpdateError};
 
 /// What every part has: a name, and perhaps a state that a record keeps.
 pub trait Stateful<B: AutodiffBackend>: Any + Send {
@@ -133,24 +135,39 @@ pub trait Accumulate<M: AutodiffModule<B>, B: AutodiffBackend>: Stateful<B> {
     fn end(&mut self, step: &Step<B::InnerBackend>) -> Result<(), UpdateError>;
 }
 
-/// The last part, which changes the parameters: each of Burn's optimizers, and
-/// [`Groups`](crate::Groups).
+/// The last part, which changes the parameters: each of Burn's optimizers,
+/// [`Groups`](crate::Groups), and burn-zero's reduction over ranks around them.
 pub trait Optimize<M: AutodiffModule<B>, B: AutodiffBackend>: Stateful<B> {
-    /// Called once, before the first step with a model. It returns the model unchanged.
+    /// Called before the first step with a model, and again where the model is prepared again, with
+    /// its parameters under the ids that its gradients have. It returns the model unchanged, unless
+    /// it [reduces](Self::reduces) gradients.
     ///
     /// # Errors
     ///
     /// Why this model cannot be updated.
-    fn prepare(&mut self, model: M) -> Result<M, UpdateError>;
+    fn prepare(&mut self, model: M, parameters: &[Parameter]) -> Result<M, UpdateError>;
 
-    /// Takes out what is not trained, before any other part sees the gradients.
-    ///
-    /// # Errors
-    ///
-    /// [`UpdateError::OtherModel`].
-    fn select(&self, model: &M, gradients: Arrived) -> Result<Arrived, UpdateError> {
-        let _ = model;
-        Ok(gradients)
+    /// The parameters that are not trained: their gradients are taken out before any other part
+    /// sees them.
+    fn frozen(&self) -> Vec<ParamId> {
+        Vec::new()
+    }
+
+    /// Whether it reduces gradients over ranks. It then clips by itself, and the model has to be
+    /// [prepared](crate::Update::prepare) before the first forward pass.
+    fn reduces(&self) -> bool {
+        false
+    }
+
+    /// The ranks that decide together, if it reduces gradients over several.
+    fn ranks(&self) -> Option<Arc<dyn Ranks>> {
+        None
+    }
+
+    /// Uses its optimizer of this number for all parameters from now on, for a trial on other ones.
+    /// Returns whether it has one of that number.
+    fn use_alone(&mut self, number: usize) -> bool {
+        number == 0
     }
 
     /// Updates the model.
@@ -164,6 +181,33 @@ pub trait Optimize<M: AutodiffModule<B>, B: AutodiffBackend>: Stateful<B> {
         model: M,
         gradients: GradientsParams,
     ) -> Result<M, UpdateError>;
+}
+
+/// A parameter of a model, as an [`Optimize`] is told of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// Its path, such as `blocks.3.attention.query.weight`. A tied parameter is listed at each of
+    /// its paths.
+    pub path: String,
+    /// The id of its gradients.
+    pub id: ParamId,
+    /// Its shape.
+    pub shape: Vec<usize>,
+}
+
+impl Parameter {
+    /// The float tensors of a model, also those that are not trained.
+    pub fn list<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> Vec<Self> {
+        let mut found = Vec::new();
+        for_each_float::<B, M>(model, |path, id, tensor| {
+            found.push(Self {
+                path: path.to_owned(),
+                id,
+                shape: tensor.shape().to_vec(),
+            });
+        });
+        found
+    }
 }
 
 /// What becomes the [`Scale`] of an update: burn-amp's `GradScalerConfig` or `GradScaler`.

@@ -7,6 +7,7 @@ use burn::tensor::{DType, TensorData, backend::Backend};
 use serde::{Deserialize, Serialize};
 
 use crate::UpdateError;
+use crate::tree::RecordTree;
 
 /// The record of an [`Update`](crate::Update): training resumed from it, also in the middle of a
 /// window, continues as if it had not stopped.
@@ -51,6 +52,7 @@ enum StateValue {
     Integer(u64),
     Number(f64),
     Tensor(TensorData),
+    Tree(RecordTree),
 }
 
 impl PartState {
@@ -74,6 +76,30 @@ impl PartState {
         let length = value.len();
         // As a tensor, which every format writes as bytes and not as a list of numbers.
         self.put_tensor(name, TensorData::from_bytes_vec(value, [length], DType::U8));
+    }
+
+    /// Adds the record of one of Burn's modules or optimizers.
+    pub(crate) fn put_tree(&mut self, name: impl Into<String>, value: RecordTree) {
+        self.values.insert(name.into(), StateValue::Tree(value));
+    }
+
+    /// Takes a record out.
+    ///
+    /// # Errors
+    ///
+    /// [`UpdateError::ValueMissing`].
+    pub(crate) fn take_tree(&mut self, name: &str) -> Result<RecordTree, UpdateError> {
+        match self.values.remove(name) {
+            Some(StateValue::Tree(value)) => Ok(value),
+            _ => Err(self.missing(name)),
+        }
+    }
+
+    /// Adds a value of another state.
+    pub(crate) fn put_state(&mut self, name: &str, other: &mut Self, value: &str) {
+        if let Some(value) = other.values.remove(value) {
+            self.values.insert(name.to_owned(), value);
+        }
     }
 
     /// Takes a whole number out.
@@ -132,7 +158,7 @@ impl PartState {
         self.values = others;
         let tensors = found.into_iter().filter_map(|(name, value)| match value {
             StateValue::Tensor(data) => Some((name[prefix.len()..].to_owned(), data)),
-            StateValue::Integer(_) | StateValue::Number(_) => None,
+            StateValue::Integer(_) | StateValue::Number(_) | StateValue::Tree(_) => None,
         });
         tensors.collect()
     }
@@ -148,7 +174,10 @@ impl PartState {
             part: self.part.clone(),
             ..Self::default()
         };
-        inner.put_bytes(value, self.take_bytes(name)?);
+        match self.values.remove(name) {
+            Some(found) => inner.values.insert(value.to_owned(), found),
+            None => return Err(self.missing(name)),
+        };
         Ok(inner)
     }
 

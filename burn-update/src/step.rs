@@ -6,6 +6,8 @@ use burn::optim::LearningRate;
 use burn::tensor::{DType, Tensor, backend::Backend};
 use burn_decorator::non_finite::Verdict;
 
+use crate::{Ranks, UpdateError};
+
 /// The values of one step, on the backend without autodiff: a part reads those that the parts
 /// before it filled in, and fills in its own.
 ///
@@ -13,9 +15,11 @@ use burn_decorator::non_finite::Verdict;
 /// |---|---|---|
 /// | `lr`, `is_flush`, `micro_batches`, `items` | the update, from its arguments | all parts |
 /// | `is_scaled`, `half_precision` | the update, where there is a loss scale | the scale, the accumulation |
+/// | `ranks`, `decides_on_host` | the update, where gradients are reduced over ranks | the accumulation, the scale |
 /// | `verdict` | the accumulation; without one the update | the scale |
-/// | `norm` | the clipping | parts that look at the updated model |
-/// | `outcome` | the update | the scale, the accumulation, the parts |
+/// | `norm` | a reduction over ranks; then the clipping | the clipping; then parts that look at the updated model |
+/// | `overflowed` | a reduction over ranks | the scale, the accumulation |
+/// | `outcome` | the update; a reduction over ranks | the scale, the accumulation, the parts |
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Step<I: Backend> {
@@ -35,8 +39,16 @@ pub struct Step<I: Backend> {
     /// Whether the gradients are finite, and which are not. The host may not know it yet. `None` if
     /// nothing looked for it.
     pub verdict: Option<Arc<Verdict<I>>>,
+    /// The ranks that decide together, if several train the model.
+    pub ranks: Option<Arc<dyn Ranks>>,
+    /// Whether decisions about gradients are made on the host at once, because ranks make them
+    /// together or the gradients are there.
+    pub decides_on_host: bool,
     /// The norm over all parameters before it was clipped, f32 `[1]`.
     pub norm: Option<Tensor<I, 1>>,
+    /// The paths of the gradients that overflowed when they were reduced over ranks, the same on all
+    /// of them. If there are any, and [`is_scaled`](Self::is_scaled), the step updates nothing.
+    pub overflowed: Vec<String>,
     /// What becomes of the step.
     pub outcome: StepOutcome,
 }
@@ -71,8 +83,24 @@ impl<I: Backend> Step<I> {
             is_scaled: false,
             half_precision: None,
             verdict: None,
+            ranks: None,
+            decides_on_host: false,
             norm: None,
+            overflowed: Vec::new(),
             outcome: StepOutcome::Waits,
+        }
+    }
+
+    /// The names of the parameters with a non-finite gradient on any rank, from those of this rank.
+    /// With several ranks it is a collective.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Ranks::non_finite_on_any`].
+    pub fn non_finite_on_any_rank(&self, own: Vec<String>) -> Result<Vec<String>, UpdateError> {
+        match &self.ranks {
+            Some(ranks) => ranks.non_finite_on_any(own),
+            None => Ok(own),
         }
     }
 

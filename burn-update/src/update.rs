@@ -11,7 +11,7 @@ use crate::part::Slot;
 use crate::step::{HalfPrecision, StepOutcome};
 use crate::{
     Accumulate, Arrived, Average, BurnOptimizer, Groups, IntoAccumulate, IntoScale, Loss, Optimize,
-    Part, PerUpdate, Scale, Stateful, Step, UpdateError, UpdateProgress,
+    Parameter, Part, PerUpdate, Scale, Stateful, Step, UpdateError, UpdateProgress,
 };
 
 /// An update of a model: scale, accumulate, your own parts, clip, optimizer, average, always in this
@@ -94,7 +94,9 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
         Self::by(groups)
     }
 
-    fn by(optimizer: impl Optimize<M, B> + Clone) -> Self {
+    /// An update by a last part of another crate: burn-zero's reduction over ranks, around another
+    /// update's optimizer.
+    pub fn by(optimizer: impl Optimize<M, B> + Clone) -> Self {
         let inside = Pipeline {
             accumulate: None,
             parts: Vec::new(),
@@ -142,9 +144,16 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
     ///
     /// # Errors
     ///
-    /// [`UpdateError::SameName`].
+    /// [`UpdateError::SameName`]; [`UpdateError::Order`] after a reduction over ranks.
     pub fn clip(mut self, clip: impl Part<M, B> + Clone) -> Result<Self, UpdateError> {
         self.check_name(&clip.name())?;
+        if self.reduces() {
+            return Err(UpdateError::Order {
+                part: clip.name(),
+                instead: "clip before `.reduce(..)`, where the norm is that of all ranks"
+                    .to_owned(),
+            });
+        }
         self.inside.clip = Some(Slot::<dyn Part<M, B>>::of_part(clip));
         Ok(self)
     }
@@ -318,8 +327,10 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
         arrived: Option<Arrived>,
     ) -> Result<M, UpdateError> {
         gradient::update(|| {
-            let model = self.prepare(model)?;
+            let model = self.prepare_once(model)?;
             let mut step = Step::new(lr);
+            step.ranks = self.inside.optimizer.part.ranks();
+            step.decides_on_host = gradient::decide_on_host();
             step.is_flush = arrived.is_none();
             let arrived = match arrived {
                 Some(arrived) => Some(self.inside.receive(&mut step, &model, arrived)?),
@@ -349,14 +360,65 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
         })
     }
 
-    /// Shows the optimizer the model before the first step.
-    fn prepare(&mut self, model: M) -> Result<M, UpdateError> {
+    /// Shows the update the model that it will train. An update over ranks needs it before the first
+    /// forward pass, and again after weights were loaded: it returns the model with rank 0's weights,
+    /// and all ranks call it. Without ranks the first step does it, and the model is unchanged.
+    ///
+    /// # Errors
+    ///
+    /// Why this model cannot be updated, such as [`UpdateError::NoParameter`].
+    pub fn prepare(&mut self, model: M) -> Result<M, UpdateError> {
+        let parameters = Parameter::list::<B, M>(&model);
+        let model = self.inside.optimizer.part.prepare(model, &parameters)?;
+        self.is_prepared = true;
+        Ok(model)
+    }
+
+    fn prepare_once(&mut self, model: M) -> Result<M, UpdateError> {
         if self.is_prepared {
             return Ok(model);
         }
-        let model = self.inside.optimizer.part.prepare(model)?;
-        self.is_prepared = true;
-        Ok(model)
+        if self.reduces() {
+            return Err(UpdateError::NotPrepared);
+        }
+        self.prepare(model)
+    }
+
+    /// Whether it reduces gradients over ranks.
+    pub(crate) fn reduces(&self) -> bool {
+        self.inside.optimizer.part.reduces()
+    }
+
+    pub(crate) fn has_clip(&self) -> bool {
+        self.inside.clip.is_some()
+    }
+
+    pub(crate) fn optimizer(&self) -> &dyn Optimize<M, B> {
+        &*self.inside.optimizer.part
+    }
+
+    pub(crate) fn optimize(&mut self) -> &mut dyn Optimize<M, B> {
+        &mut *self.inside.optimizer.part
+    }
+
+    /// The name of a part that cannot be inside of a reduction over ranks, if it has one.
+    pub(crate) fn outer_part(&self) -> Option<String> {
+        let scale = self.scale.as_ref().map(|scale| scale.part.name());
+        let windows = self.inside.accumulate.as_ref();
+        let windows = windows.map(|windows| windows.part.name());
+        let average = self.inside.average.as_ref().map(Stateful::<B>::name);
+        let reduction = self.reduces().then(|| self.optimizer().name());
+        scale.or(windows).or(average).or(reduction)
+    }
+
+    /// Runs the parts from one's own to the optimizer.
+    pub(crate) fn run_last(
+        &mut self,
+        step: &mut Step<B::InnerBackend>,
+        model: M,
+        gradients: GradientsParams,
+    ) -> Result<M, UpdateError> {
+        self.inside.update(step, model, gradients)
     }
 
     fn check_name(&self, name: &str) -> Result<(), UpdateError> {
@@ -449,7 +511,9 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Pipeline<M, B> {
     ) -> Result<Arrived, UpdateError> {
         step.items = arrived.take_items::<B::InnerBackend>();
         step.micro_batches = arrived.micro_batches();
-        let arrived = self.optimizer.part.select(model, arrived)?;
+        for id in self.optimizer.part.frozen() {
+            arrived.drop_gradients::<B::InnerBackend>(id);
+        }
         if self.accumulate.is_some() {
             return Ok(arrived);
         }
@@ -473,7 +537,7 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Pipeline<M, B> {
                 }
                 accumulate.part.close(step, &model)?
             }
-            (None, Some(arrived)) => if_finite::<B, M>(step, &model, arrived, inspection),
+            (None, Some(arrived)) => if_finite::<B, M>(step, &model, arrived, inspection)?,
             (None, None) => None,
         };
         let model = match gradients {
@@ -520,20 +584,26 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Pipeline<M, B> {
     }
 }
 
-/// The gradients, unless a scale has them inspected and one is not finite.
+/// The gradients, unless a scale has them inspected and one is not finite, on any rank.
+///
+/// # Errors
+///
+/// Those of [`Ranks`](crate::Ranks).
 fn if_finite<B: AutodiffBackend, M: AutodiffModule<B>>(
     step: &mut Step<B::InnerBackend>,
     model: &M,
     arrived: Arrived,
     inspection: Option<Inspection<B::InnerBackend>>,
-) -> Option<GradientsParams> {
+) -> Result<Option<GradientsParams>, UpdateError> {
     let Some(inspection) = inspection else {
-        return Some(arrived.into_one());
+        return Ok(Some(arrived.into_one()));
     };
     let (culprits, _) = inspection.culprits::<B, M>(model, &arrived, Vec::new());
+    // All ranks skip a step, or none: otherwise their parameters would differ.
+    let culprits = step.non_finite_on_any_rank(culprits)?;
     let is_finite = culprits.is_empty();
     step.verdict = Some(Verdict::known(culprits));
-    is_finite.then(|| arrived.into_one())
+    Ok(is_finite.then(|| arrived.into_one()))
 }
 
 impl<M: AutodiffModule<B>, B: AutodiffBackend> Clone for Update<M, B> {

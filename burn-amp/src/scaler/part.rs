@@ -145,7 +145,13 @@ impl<B: AutodiffBackend> Scale<B> for UpdateScale {
             return Ok(());
         }
         // The micro-batches of a window that is flushed have been counted.
-        if let Some(verdict) = step.verdict.clone().filter(|_| !step.is_flush) {
+        if !step.overflowed.is_empty() {
+            let taken = shared_scale::Step {
+                optimizer: self.id.clone(),
+                is_update: true,
+            };
+            state.record(&taken, step.overflowed.clone());
+        } else if let Some(verdict) = step.verdict.clone().filter(|_| !step.is_flush) {
             let taken = shared_scale::Step {
                 optimizer: self.id.clone(),
                 is_update: step.updates(),
@@ -153,8 +159,11 @@ impl<B: AutodiffBackend> Scale<B> for UpdateScale {
             state.defer(taken, verdict);
         }
         state.absorb_known();
-        if !step.is_flush || self.updated {
-            state.stepped(&self.id, self.updated);
+        // Where ranks train together, what was made may be this rank's shards, which no loss is
+        // computed from.
+        let updated = self.updated && step.ranks.is_none();
+        if !step.is_flush || updated {
+            state.stepped(&self.id, updated);
         }
         drop(state);
         self.scaler.check()?;

@@ -1,0 +1,112 @@
+//! The last parts of an update, for a part that runs them on another module than the model.
+
+use burn::module::{AutodiffModule, ParamId};
+use burn::optim::GradientsParams;
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{DType, Tensor};
+
+use crate::{Parameter, Step, Update, UpdateError};
+
+/// Clipping and optimizer of an [`Update`], with its own parts: what a reduction over ranks runs on
+/// this rank's shards of the parameters, which are a module of their own. Made by
+/// [`Update::into_last_parts`].
+#[derive(Debug)]
+pub struct LastParts<M: AutodiffModule<B> + 'static, B: AutodiffBackend> {
+    update: Update<M, B>,
+}
+
+impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
+    /// The last parts, of an update that has no others. They run inside of `outside`, which is
+    /// named in errors.
+    ///
+    /// # Errors
+    ///
+    /// [`UpdateError::Order`], for an update with a scale, an accumulation, an average or a
+    /// reduction.
+    pub fn into_last_parts(self, outside: &'static str) -> Result<LastParts<M, B>, UpdateError> {
+        match self.outer_part() {
+            Some(part) => Err(UpdateError::Order {
+                part,
+                instead: format!("add it after `{outside}`"),
+            }),
+            None => Ok(LastParts { update: self }),
+        }
+    }
+}
+
+impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> LastParts<M, B> {
+    /// Tells the optimizer which parameters there are: those of the model, with their paths and
+    /// shapes there, under the ids that they have in the module of [`update`](Self::update).
+    /// `nothing` is such a module without parameters.
+    ///
+    /// # Errors
+    ///
+    /// Why they cannot be updated, such as [`UpdateError::NoParameter`]; for an optimizer that is
+    /// itself a scaler, an accumulation or a reduction [`UpdateError::WrapperInside`].
+    pub fn prepare(&mut self, nothing: M, parameters: &[Parameter]) -> Result<(), UpdateError> {
+        self.update.optimize().prepare(nothing, parameters)?;
+        Ok(())
+    }
+
+    /// The ids of the parameters that are not trained.
+    pub fn frozen(&self) -> Vec<ParamId> {
+        self.update.optimizer().frozen()
+    }
+
+    /// Whether one of the parts reads [`Step::norm`].
+    pub fn wants_norm(&self) -> bool {
+        self.update.has_clip()
+    }
+
+    /// Updates the module by its gradients. A norm in the step is that of the whole gradient, of
+    /// which these are a part.
+    ///
+    /// # Errors
+    ///
+    /// Those of the parts.
+    pub fn update(
+        &mut self,
+        step: &mut Step<B::InnerBackend>,
+        module: M,
+        gradients: GradientsParams,
+    ) -> Result<M, UpdateError> {
+        self.update.run_last(step, module, gradients)
+    }
+
+    /// A step for trials: with a learning rate and, if it is known, the norm.
+    pub fn trial_step(lr: f64, norm: Option<f32>, device: &B::Device) -> Step<B::InnerBackend> {
+        let mut step = Step::new(lr);
+        step.norm = norm.map(|norm| Tensor::from_data([norm], (device, DType::F32)));
+        step
+    }
+
+    /// One for each optimizer in it: alone, it updates whatever module it gets.
+    pub fn each_alone(&self) -> Vec<Self> {
+        let mut all = Vec::new();
+        loop {
+            let mut update = self.update.clone();
+            if !update.optimize().use_alone(all.len()) {
+                return all;
+            }
+            all.push(Self { update });
+        }
+    }
+
+    /// The parts as one of Burn's optimizers, whose record is their state.
+    pub fn as_optimizer(&self) -> &Update<M, B> {
+        &self.update
+    }
+
+    /// [`as_optimizer`](Self::as_optimizer), to load a record.
+    pub fn as_optimizer_mut(&mut self) -> &mut Update<M, B> {
+        &mut self.update
+    }
+}
+
+impl<M: AutodiffModule<B>, B: AutodiffBackend> Clone for LastParts<M, B> {
+    fn clone(&self) -> Self {
+        Self {
+            update: self.update.clone(),
+        }
+    }
+}
