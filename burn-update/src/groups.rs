@@ -354,13 +354,19 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Optimize<M, B> for Grou
         frozen.map(|(id, _)| *id).collect()
     }
 
-    fn use_alone(&mut self, number: usize) -> bool {
+    fn use_alone(&mut self, number: usize) -> Option<String> {
         let groups = self.named.iter().enumerate();
         let groups = groups.filter(|(_, named)| named.group.optimizer.is_some());
-        let groups = groups.map(|(index, _)| UpdatedBy::Group(index));
-        let mut all = core::iter::once(UpdatedBy::Rest).chain(groups);
-        self.alone = all.nth(number);
-        self.alone.is_some()
+        let groups = groups.map(|(index, named)| {
+            (
+                UpdatedBy::Group(index),
+                format!("the optimizer of group `{}`", named.name),
+            )
+        });
+        let rest = (UpdatedBy::Rest, "the optimizer of the rest".to_owned());
+        let (alone, name) = core::iter::once(rest).chain(groups).nth(number)?;
+        self.alone = Some(alone);
+        Some(name)
     }
 
     fn update(

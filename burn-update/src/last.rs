@@ -2,10 +2,10 @@
 
 use burn::module::{AutodiffModule, ParamId};
 use burn::optim::GradientsParams;
+use burn::tensor::Device;
 use burn::tensor::backend::AutodiffBackend;
-use burn::tensor::{DType, Tensor};
 
-use crate::{Parameter, Step, Update, UpdateError};
+use crate::{Parameter, PartState, Step, Update, UpdateError};
 
 /// Clipping and optimizer of an [`Update`], with its own parts: what a reduction over ranks runs on
 /// this rank's shards of the parameters, which are a module of their own. Made by
@@ -73,23 +73,40 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> LastParts<M, B> {
         self.update.run_last(step, module, gradients)
     }
 
-    /// A step for trials: with a learning rate and, if it is known, the norm.
-    pub fn trial_step(lr: f64, norm: Option<f32>, device: &B::Device) -> Step<B::InnerBackend> {
-        let mut step = Step::new(lr);
-        step.norm = norm.map(|norm| Tensor::from_data([norm], (device, DType::F32)));
-        step
+    /// A step for a trial, outside of any update.
+    pub fn trial_step(lr: f64) -> Step<B::InnerBackend> {
+        Step::new(lr)
     }
 
-    /// One for each optimizer in it: alone, it updates whatever module it gets.
-    pub fn each_alone(&self) -> Vec<Self> {
+    /// One for each optimizer in it, with its name: alone, it updates whatever module it gets.
+    pub fn each_alone(&self) -> Vec<(String, Self)> {
         let mut all = Vec::new();
         loop {
             let mut update = self.update.clone();
-            if !update.optimize().use_alone(all.len()) {
-                return all;
+            match update.optimize().use_alone(all.len()) {
+                Some(name) => all.push((name, Self { update })),
+                None => return all,
             }
-            all.push(Self { update });
         }
+    }
+
+    /// The name of the optimizer's state in a record.
+    pub fn name(&self) -> String {
+        self.update.optimizer().name()
+    }
+
+    /// The state of the optimizer.
+    pub fn save(&self) -> Option<PartState> {
+        self.update.optimizer().save()
+    }
+
+    /// Continues from a saved state of the optimizer.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Stateful::load`](crate::Stateful::load).
+    pub fn load(&mut self, state: PartState, device: &Device<B>) -> Result<(), UpdateError> {
+        self.update.optimize().load(state, device)
     }
 
     /// The parts as one of Burn's optimizers, whose record is their state.

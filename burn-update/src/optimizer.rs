@@ -102,6 +102,10 @@ where
         Err(UpdateError::WrapperInside { optimizer, what })
     }
 
+    fn use_alone(&mut self, number: usize) -> Option<String> {
+        (number == 0).then(message::short_name::<O>)
+    }
+
     fn update(
         &mut self,
         step: &mut Step<B::InnerBackend>,

@@ -165,9 +165,9 @@ pub trait Optimize<M: AutodiffModule<B>, B: AutodiffBackend>: Stateful<B> {
     }
 
     /// Uses its optimizer of this number for all parameters from now on, for a trial on other ones.
-    /// Returns whether it has one of that number.
-    fn use_alone(&mut self, number: usize) -> bool {
-        number == 0
+    /// Returns its name, or `None` if there is none of that number.
+    fn use_alone(&mut self, number: usize) -> Option<String> {
+        (number == 0).then(|| self.name())
     }
 
     /// Updates the model.

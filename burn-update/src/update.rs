@@ -407,8 +407,9 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
         let windows = self.inside.accumulate.as_ref();
         let windows = windows.map(|windows| windows.part.name());
         let average = self.inside.average.as_ref().map(Stateful::<B>::name);
+        let own = self.inside.parts.first().map(|own| own.part.name());
         let reduction = self.reduces().then(|| self.optimizer().name());
-        scale.or(windows).or(average).or(reduction)
+        scale.or(windows).or(own).or(average).or(reduction)
     }
 
     /// Runs the parts from one's own to the optimizer.

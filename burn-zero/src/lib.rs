@@ -180,7 +180,10 @@ pub use offload::{
     AdamWState, Gradients, HostAdamW, HostAdamWConfig, OffloadConfig, OffloadRecord,
     OffloadedAdamW, ParamsOut,
 };
-pub use optimizer::{ParameterShards, ZeroOptimizer, ZeroOptimizerError, shard_parameters};
+pub use optimizer::{
+    ParameterShards, RankReduction, ReduceOverRanks, ZeroOptimizer, ZeroOptimizerError,
+    shard_parameters,
+};
 pub use parameters::offload_parameters;
 pub use read_on_use::read_on_use;
 pub use record::{RecordError, consolidate, consolidate_as, load_sharded, save_sharded};

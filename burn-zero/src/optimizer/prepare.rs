@@ -26,8 +26,14 @@ use crate::{Memory, ZeroError, ZeroOptimizerError, raise, state};
 use burn_decorator::module::for_each_float;
 
 impl Sharding {
-    /// [`ZeroOptimizer::prepare`](super::ZeroOptimizer::prepare), for what updates the shards.
-    pub(super) fn prepare<B, M, U>(&mut self, module: Box<M>, inner: &U) -> Result<Box<M>, U::Error>
+    /// [`ZeroOptimizer::prepare`](super::ZeroOptimizer::prepare), for what updates the shards: `show`
+    /// shows it the model.
+    pub(super) fn prepare<B, M, U>(
+        &mut self,
+        module: Box<M>,
+        inner: &mut U,
+        show: impl FnOnce(&M, &mut U) -> Result<(), U::Error>,
+    ) -> Result<Box<M>, U::Error>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
@@ -37,6 +43,7 @@ impl Sharding {
         // Before `devices`, which initialises parameters.
         let module = self.placed::<B, M>(module, &group, None)?;
         let device = module.devices().into_iter().next().unwrap_or_default();
+        show(&module, inner)?;
         let (module, _) = self.prepare_on::<B, M, U>(group, module, &device, inner)?;
         Ok(module)
     }
@@ -212,12 +219,23 @@ pub(crate) fn attach_to<B: AutodiffBackend, M: AutodiffModule<B>>(
 
 impl Ranks for GradientReducer {
     fn union(&self, names: Vec<String>) -> Vec<String> {
+        raise(self.non_finite_on_any(names))
+    }
+}
+
+impl GradientReducer {
+    /// The names of the parameters with a non-finite gradient on any rank, sorted. A collective.
+    ///
+    /// # Errors
+    ///
+    /// Those of the group.
+    pub(super) fn non_finite_on_any(&self, names: Vec<String>) -> Result<Vec<String>, ZeroError> {
         let label = "which gradients are non-finite";
         let own = names.join("\n").into_bytes();
-        let all = raise(self.group().gather_bytes(label, own));
+        let all = self.group().gather_bytes(label, own)?;
         let all: Vec<_> = all.iter().map(|own| String::from_utf8_lossy(own)).collect();
         let names: BTreeSet<_> = all.iter().flat_map(|own| own.lines()).collect();
-        names.into_iter().map(str::to_owned).collect()
+        Ok(names.into_iter().map(str::to_owned).collect())
     }
 }
 

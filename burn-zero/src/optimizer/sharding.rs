@@ -30,6 +30,9 @@ pub(super) trait UpdateShards<B: AutodiffBackend>: Clone {
     /// What a step fails with.
     type Error: From<ZeroError> + From<ZeroOptimizerError>;
 
+    /// What it is told of a step.
+    type Step;
+
     /// Updates the shards. `norm` is that of the gradient over all parameters and ranks, if it is
     /// wanted.
     ///
@@ -38,24 +41,30 @@ pub(super) trait UpdateShards<B: AutodiffBackend>: Clone {
     /// Why they cannot be updated.
     fn step(
         &mut self,
+        step: &mut Self::Step,
         norm: Option<f32>,
         shards: ParameterShards<B>,
         gradients: GradientsParams,
     ) -> Result<ParameterShards<B>, Self::Error>;
 
-    /// Whether a step needs the norm, which costs a collective.
-    fn wants_norm(&self) -> bool;
+    /// A step of a trial, with this learning rate.
+    fn trial_step(lr: f64) -> Self::Step;
 
-    /// Sets the learning rate of the next steps.
-    fn set_lr(&mut self, lr: f64);
+    /// The learning rate of a step.
+    fn lr(step: &Self::Step) -> f64;
+
+    /// Whether a step over so many ranks needs the norm, which costs a collective.
+    fn wants_norm(&self, ranks: usize) -> bool;
 
     /// # Errors
     ///
     /// [`ZeroOptimizerError::LayerInside`].
-    fn check_layers(&mut self) -> Result<(), Self::Error>;
+    fn check_layers(&mut self) -> Result<(), Self::Error> {
+        Ok(())
+    }
 
-    /// One for each of the optimizers in it, for trials.
-    fn alone(&self) -> Vec<Self>;
+    /// One for each of the optimizers in it, with its name, for trials.
+    fn alone(&self) -> Vec<(String, Self)>;
 
     /// The optimizer.
     fn optimizer(&self) -> &Self::Optimizer;
@@ -115,6 +124,14 @@ impl Sharding {
         }
     }
 
+    /// A copy that shares what is prepared.
+    pub(super) fn sharing_prepared(&self) -> Self {
+        Self {
+            prepared: self.prepared.clone(),
+            ..self.clone()
+        }
+    }
+
     /// The unit of a parameter.
     pub(super) fn unit(&self, path: &str) -> String {
         match &self.unit {
@@ -135,11 +152,7 @@ impl Sharding {
             let group = context
                 .as_ref()
                 .map_or(&own_group, |context| &context.group);
-            let all = group.agree_sum("items of a micro-batch", own)?;
-            Ok(match reduction {
-                ReduceOp::Sum => all,
-                ReduceOp::Mean => all / group.world_size() as f64,
-            })
+            items_of_all_ranks(&**group, reduction, own)
         }
     }
 
@@ -271,4 +284,21 @@ impl Sharding {
         attach_to::<B, M>(&reducer, &module);
         module
     }
+}
+
+/// The number of items that normalizes reduced gradients, from that of this rank. A collective.
+///
+/// # Errors
+///
+/// Those of the group.
+pub(super) fn items_of_all_ranks(
+    group: &dyn ProcessGroup,
+    reduction: ReduceOp,
+    own: f64,
+) -> Result<f64, ZeroError> {
+    let all = group.agree_sum("items of a micro-batch", own)?;
+    Ok(match reduction {
+        ReduceOp::Sum => all,
+        ReduceOp::Mean => all / group.world_size() as f64,
+    })
 }

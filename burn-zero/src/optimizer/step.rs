@@ -36,10 +36,10 @@ impl Sharding {
     /// [`ZeroOptimizerError::NotPrepared`], [`ZeroOptimizerError::OtherModel`]; those of the group.
     pub(super) fn advance<B, M, U>(
         &mut self,
-        lr: LearningRate,
         module: Box<M>,
         gradients: GradAdaptor,
         inner: &mut U,
+        of_inner: &mut U::Step,
         on_overflow: impl FnOnce(Vec<String>) -> bool,
     ) -> Result<Box<M>, U::Error>
     where
@@ -47,13 +47,13 @@ impl Sharding {
         M: AutodiffModule<B>,
         U: UpdateShards<B>,
     {
-        let step = self.begin_step::<B, M>(&module, lr)?;
+        let step = self.begin_step::<B, M>(&module, U::lr(of_inner))?;
         let (reduced, overflowed) = reduce(&step, step.local_gradients::<B>(gradients))?;
         if !overflowed.is_empty() && on_overflow(overflowed) {
             return Ok(module);
         }
         let gradients = reduced.into_shards(step.layout())?;
-        let updated = self.update::<B, M, U>(&step, &module, gradients, inner)?;
+        let updated = self.update::<B, M, U>(&step, &module, gradients, inner, of_inner)?;
         Ok(self.publish::<B, M>(&step, module, updated)?)
     }
 
@@ -108,6 +108,7 @@ impl Sharding {
         module: &M,
         gradients: ShardGradients<B::InnerBackend>,
         inner: &mut U,
+        of_inner: &mut U::Step,
     ) -> Result<UpdatedShards<B::InnerBackend>, U::Error>
     where
         B: AutodiffBackend,
@@ -115,7 +116,7 @@ impl Sharding {
         U: UpdateShards<B>,
     {
         let (layout, parameters) = (step.layout(), &step.parameters);
-        let norm = if inner.wants_norm() {
+        let norm = if inner.wants_norm(self.group.world_size()) {
             Some(gradients.norm(layout, &*self.group)?)
         } else {
             None
@@ -145,7 +146,8 @@ impl Sharding {
         });
         let shards = ParameterShards::with_ids(shards);
         let known = self.known_on_host(&parameters.nodes);
-        let (shards, on_host) = step_on_shards(known, || inner.step(norm, shards, gradients));
+        let (shards, on_host) =
+            step_on_shards(known, || inner.step(of_inner, norm, shards, gradients));
 
         let shards = shards?.into_updated(on_host);
         let is_on_host = |shard: &NewValue<_>| matches!(shard, NewValue::Host(_));

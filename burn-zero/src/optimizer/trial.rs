@@ -52,14 +52,15 @@ where
 {
     copy_for_rank(|| inner.clone()).check_layers()?;
     let mut found = Vec::new();
-    for alone in inner.alone() {
-        found.extend(run_one::<B, U>(&alone, settings, ranks, device)?);
+    for (name, alone) in inner.alone() {
+        found.extend(run_one::<B, U>(name, &alone, settings, ranks, device)?);
     }
     Ok(found)
 }
 
 /// [`run`] for one optimizer.
 fn run_one<B, U>(
+    optimizer: String,
     inner: &U,
     settings: &ZeroSettings,
     ranks: usize,
@@ -71,8 +72,9 @@ where
 {
     // Handles of the optimizer, such as the norm's, are the copy's own.
     let copy = || copy_for_rank(|| inner.clone());
-    let together =
-        |shape: [usize; 2], firsts: &[usize]| take_steps::<B, U>(copy(), shape, firsts, device);
+    let together = |shape: [usize; 2], firsts: &[usize]| {
+        take_steps::<B, U>(copy(), ranks, shape, firsts, device)
+    };
     let shape = match settings.partition {
         Partition::Flat => [1, 1],
         Partition::Whole => [2, 2],
@@ -93,7 +95,7 @@ where
     }
     let is_coupled = close(&found, &together(shape, &firsts)?, EXACT);
     let refused = ZeroOptimizerError::NotShardable {
-        optimizer: core::any::type_name::<U::Optimizer>().to_owned(),
+        optimizer,
         whole: found,
         cut,
         instead: if is_coupled { COUPLED } else { WHOLE },
@@ -148,6 +150,7 @@ pub(super) fn agree<E: From<ZeroError>>(
 /// The weights of the tensors of this shape that begin at these elements, after the trial's steps.
 fn take_steps<B, U>(
     mut inner: U,
+    ranks: usize,
     shape: [usize; 2],
     firsts: &[usize],
     device: &B::Device,
@@ -156,7 +159,7 @@ where
     B: AutodiffBackend,
     U: UpdateShards<B>,
 {
-    inner.set_lr(LR);
+    let mut step = U::trial_step(LR);
     let tensor = |elements: &[f32; 8], first: usize| {
         let elements = elements[first..first + Shape::from(shape).num_elements()].to_vec();
         B::InnerBackend::float_from_data(TensorData::new(elements, shape), device)
@@ -167,7 +170,7 @@ where
     });
     let mut shards = ParameterShards::with_ids(weights);
     for gradients in GRADIENTS {
-        let norm = inner.wants_norm().then(|| {
+        let norm = inner.wants_norm(ranks).then(|| {
             let squares = gradients.map(|gradient| f64::from(gradient).powi(2));
             squares.iter().sum::<f64>().sqrt() as f32
         });
@@ -178,7 +181,7 @@ where
             let gradient = Tensor::<B::InnerBackend, 2>::from_primitive(gradient);
             params.register(shard_id(TRIAL + first), gradient);
         }
-        shards = inner.step(norm, shards, params)?;
+        shards = inner.step(&mut step, norm, shards, params)?;
     }
     let shards = shards.into_ids();
     let updated = shards.flat_map(|(_, shard)| read_floats::<B::InnerBackend>(B::inner(shard)));

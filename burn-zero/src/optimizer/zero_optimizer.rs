@@ -128,7 +128,6 @@ pub struct ZeroOptimizer<O> {
 #[derive(Clone, Debug)]
 struct Wrapped<O> {
     optimizer: O,
-    lr: LearningRate,
     /// The receiver of the norm over all ranks.
     norm: Option<SharedFn<f32, ()>>,
 }
@@ -140,9 +139,11 @@ where
 {
     type Optimizer = O;
     type Error = ZeroError;
+    type Step = LearningRate;
 
     fn step(
         &mut self,
+        lr: &mut LearningRate,
         norm: Option<f32>,
         shards: ParameterShards<B>,
         gradients: GradientsParams,
@@ -150,23 +151,24 @@ where
         if let Some((receive, norm)) = self.norm.as_ref().zip(norm) {
             receive.call(norm);
         }
-        Ok(self.optimizer.step(self.lr, shards, gradients))
+        Ok(self.optimizer.step(*lr, shards, gradients))
     }
 
-    fn wants_norm(&self) -> bool {
+    fn trial_step(lr: LearningRate) -> LearningRate {
+        lr
+    }
+
+    fn lr(step: &LearningRate) -> LearningRate {
+        *step
+    }
+
+    fn wants_norm(&self, _: usize) -> bool {
         self.norm.is_some()
-    }
-
-    fn set_lr(&mut self, lr: LearningRate) {
-        self.lr = lr;
     }
 
     fn check_layers(&mut self) -> Result<(), ZeroError> {
         let nothing = ParameterShards::with_ids([].into_iter());
-        let step = || {
-            self.optimizer
-                .step(self.lr, nothing, GradientsParams::new())
-        };
+        let step = || self.optimizer.step(0.0, nothing, GradientsParams::new());
         let (_, inside) = message::describe(step);
         let layer = if inside.loss_scaler {
             "loss scaler"
@@ -178,8 +180,8 @@ where
         Err(ZeroOptimizerError::LayerInside { layer }.into())
     }
 
-    fn alone(&self) -> Vec<Self> {
-        vec![self.clone()]
+    fn alone(&self) -> Vec<(String, Self)> {
+        vec![(core::any::type_name::<O>().to_owned(), self.clone())]
     }
 
     fn optimizer(&self) -> &O {
@@ -236,7 +238,6 @@ impl<O> ZeroOptimizer<O> {
         Self {
             inner: Wrapped {
                 optimizer: inner,
-                lr: 0.0,
                 norm: None,
             },
             sharding: Sharding::of(group, in_learner, settings),
@@ -377,7 +378,10 @@ impl<O> ZeroOptimizer<O> {
         // In a box, because a model of many small parameters is large by value, and many functions
         // pass it on.
         let module = Box::new(module);
-        let prepared = with_stack(|| self.sharding.prepare::<B, M, _>(module, &self.inner));
+        let prepared = with_stack(|| {
+            self.sharding
+                .prepare::<B, M, _>(module, &mut self.inner, |_, _| Ok(()))
+        });
         Ok(*prepared?)
     }
 
@@ -482,11 +486,11 @@ impl<O> ZeroOptimizer<O> {
         M: AutodiffModule<B>,
         O: Optimizer<ParameterShards<B>, B>,
     {
-        self.inner.lr = lr;
         let (sharding, inner) = (&mut self.sharding, &mut self.inner);
         // If a loss scaler records an overflow, all ranks skip the step.
         let on_overflow = gradient::report_overflow;
-        let step = || sharding.advance::<B, M, _>(lr, module, gradients, inner, on_overflow);
+        let step =
+            || sharding.advance::<B, M, _>(module, gradients, inner, &mut { lr }, on_overflow);
         raise(gradient::update(|| with_stack(step)))
     }
 }
