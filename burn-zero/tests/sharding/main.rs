@@ -23,4 +23,5 @@ mod support;
 mod tied;
 mod tokens;
 mod traced;
+mod update;
 mod wide;

@@ -1,0 +1,293 @@
+//! The reduction as a part of an update: the same bits as `ZeroOptimizer` with its wrappers.
+
+use std::sync::Arc;
+
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer, SgdConfig};
+use burn_accum::{AccumConfig, ClipByNorm, ClipGlobalNorm, Counted, MultiSteps};
+use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
+use burn_update::{Group, Groups, Paths, Update, UpdateError};
+use burn_zero::record::Keep;
+use burn_zero::{
+    GroupOptions, ParameterShards, RankReduction, ReduceOverRanks, ThreadGroup, Training,
+    ZeroError, ZeroOptimizer, ZeroSettings,
+};
+
+use super::support::*;
+
+const STEPS: usize = 4;
+const LR: f64 = 0.05;
+
+type Shards = Update<ParameterShards<B>, B>;
+
+fn adamw() -> Shards {
+    Update::new(AdamWConfig::new().init())
+}
+
+/// The error of a rank as the laws' helpers return it.
+fn refused(error: UpdateError) -> ZeroError {
+    ZeroError::Strategy(error.to_string())
+}
+
+/// Trains by what `inside` makes.
+fn train(
+    world_size: usize,
+    settings: &ZeroSettings,
+    inside: impl Fn() -> Shards + Sync,
+) -> Vec<Vec<f32>> {
+    on_ranks(world_size, |group| {
+        let rank = group.rank();
+        let train = || {
+            let mut update = inside().reduce(settings.clone(), group.clone())?;
+            let mut model = update.prepare(Net::<B>::new(&Default::default()))?;
+            for step in 0..STEPS {
+                let gradients = update.backward(&model, model.loss(batch(step, rank, world_size)));
+                model = update.step(LR, model, gradients)?;
+            }
+            assert_eq!(update.updates(), STEPS as u64);
+            Ok(parameters(&model))
+        };
+        train().map_err(refused)
+    })
+}
+
+#[test]
+fn an_update_over_ranks_is_the_wrapper_bit_for_bit_and_on_one_rank_burns_optimizer() {
+    let plain = train_plain(AdamWConfig::new().init(), STEPS);
+    for stage in WITH_PARAMETERS {
+        assert_eq!(train(1, &small_buckets(stage), adamw), plain, "{stage:?}");
+    }
+    for world_size in 2..=3 {
+        for stage in WITH_PARAMETERS {
+            let settings = small_buckets(stage);
+            let adam = || AdamWConfig::new().init();
+            let wrapped = train_sharded(world_size, &settings, adam, STEPS);
+            let updated = train(world_size, &settings, adamw);
+            assert_eq!(updated, wrapped, "{world_size} ranks, {stage:?}");
+            assert!(distance(&updated, &plain) < 2e-5);
+        }
+    }
+}
+
+#[test]
+fn clipping_is_by_the_norm_of_all_ranks() {
+    const MAX_NORM: f32 = 0.05;
+    for stage in WITH_PARAMETERS {
+        let settings = small_buckets(stage);
+        let wrapped = on_ranks(2, |group| {
+            let rank = group.rank();
+            let clip = ClipGlobalNorm::new(SgdConfig::new().init(), MAX_NORM).unwrap();
+            let norm = clip.norm();
+            let zero = ZeroOptimizer::new(clip, group, settings.clone())?;
+            let mut zero = zero.with_norm(move |value| norm.provide(value));
+            let mut model = zero.prepare::<B, _>(Net::new(&Default::default()))?;
+            for step in 0..STEPS {
+                let loss = model.loss(batch(step, rank, 2));
+                let gradients = GradientsParams::from_grads(loss.backward(), &model);
+                model = zero.step(LR, model, gradients);
+            }
+            Ok(parameters(&model))
+        });
+        let clipped = || {
+            Update::new(SgdConfig::new().init())
+                .clip_norm(MAX_NORM)
+                .unwrap()
+        };
+        let updated = train(2, &settings, clipped);
+        assert_eq!(updated, wrapped, "{stage:?}");
+        let free = train(2, &settings, || Update::new(SgdConfig::new().init()));
+        assert_ne!(updated, free, "nothing was clipped");
+    }
+}
+
+/// Of windows in which ranks have different numbers of items, in f16 with a loss scale.
+#[test]
+fn windows_of_items_and_a_scale_are_those_of_the_wrappers() {
+    type Half = Autocast<B, F16>;
+    let rows = |step, rank: usize| batch::<Half>(step, 0, 1).narrow(0, 4 * rank, 4 + 4 * rank);
+    for stage in STAGES {
+        let settings = small_buckets(stage);
+        let wrapped = on_ranks(2, |group| {
+            let rank = group.rank();
+            let mut zero = ZeroOptimizer::new(AdamWConfig::new().init(), group, settings.clone())?;
+            let mut model = zero.prepare::<Half, _>(Net::new(&Default::default()))?;
+            let items = zero.items_of_all_ranks();
+            let windows = MultiSteps::new(zero, AccumConfig::tokens(2)).unwrap();
+            let scaler = GradScaler::new(GradScalerConfig::fixed(1024.0)).unwrap();
+            let mut optimizer = scaler.wrap(windows.with_items_of_all_ranks(items));
+            for step in 0..STEPS {
+                let x = rows(step, rank);
+                let [items, _] = x.dims();
+                let gradients = Counted::mean(model.loss(x), items).backward(&model);
+                model = optimizer.step(LR, model, gradients);
+            }
+            Ok(parameters(&model))
+        });
+        let updated = on_ranks(2, |group| {
+            let rank = group.rank();
+            let train = || {
+                let mut update = Update::new(AdamWConfig::new().init())
+                    .reduce(settings.clone(), group.clone())?
+                    .accumulate(AccumConfig::tokens(2))?
+                    .scale(GradScalerConfig::fixed(1024.0))?;
+                let mut model = update.prepare(Net::<Half>::new(&Default::default()))?;
+                for step in 0..STEPS {
+                    let x = rows(step, rank);
+                    let [items, _] = x.dims();
+                    let loss = Counted::mean(model.loss(x), items);
+                    let gradients = update.backward(&model, loss);
+                    model = update.step(LR, model, gradients)?;
+                }
+                Ok(parameters(&model))
+            };
+            train().map_err(refused)
+        });
+        assert_eq!(updated, wrapped, "{stage:?}");
+    }
+}
+
+/// Infinite on rank 1 only, with and without windows; then finite again.
+#[test]
+fn an_overflow_on_one_rank_leaves_the_step_out_on_all() {
+    type Half = Autocast<B, F16>;
+    for (stage, windows) in WITH_PARAMETERS
+        .into_iter()
+        .flat_map(|s| [(s, false), (s, true)])
+    {
+        on_ranks(2, |group| {
+            let rank = group.rank();
+            let train = || {
+                let scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
+                let mut update = Update::new(AdamWConfig::new().init())
+                    .reduce(small_buckets(stage), group.clone())?
+                    .scale(scaler.clone())?;
+                if windows {
+                    update = update.accumulate(AccumConfig::mean(1))?;
+                }
+                let mut model = update.prepare(Net::<Half>::new(&Default::default()))?;
+                let before = parameters(&model);
+                let factor = if rank == 1 { f32::INFINITY } else { 1.0 };
+                let loss = model.loss(batch(0, rank, 2)) * factor;
+                let gradients = update.backward(&model, loss);
+                model = update.step(LR, model, gradients)?;
+                assert_eq!(parameters(&model), before, "{stage:?}");
+                assert_eq!((scaler.skipped_steps(), update.updates()), (1, 0));
+
+                let gradients = update.backward(&model, model.loss(batch(1, rank, 2)));
+                model = update.step(LR, model, gradients)?;
+                assert_ne!(parameters(&model), before, "{stage:?}");
+                assert_eq!((scaler.skipped_steps(), update.updates()), (1, 1));
+                Ok(parameters(&model))
+            };
+            train().map_err(refused)
+        });
+    }
+}
+
+fn grouped() -> Shards {
+    let decaying = AdamWConfig::new().with_weight_decay(0.3);
+    let no_decay = decaying.clone().with_weight_decay(0.0);
+    let biases = Group::new(Paths::glob("*bias"), no_decay.init()).with_lr_factor(0.5);
+    let groups = Groups::new(decaying.init())
+        .with("biases", biases)
+        .with("frozen", Group::frozen(Paths::glob("tied")));
+    Update::of_groups(groups)
+}
+
+#[test]
+fn groups_are_by_the_paths_of_the_model_in_every_stage() {
+    let whole = train(2, &small_buckets(WITH_PARAMETERS[0]), grouped);
+    for stage in WITH_PARAMETERS {
+        assert_eq!(train(2, &small_buckets(stage), grouped), whole, "{stage:?}");
+    }
+    let start = parameters(&Net::<B>::new(&Default::default()));
+    let all_decay = train(2, &small_buckets(WITH_PARAMETERS[0]), adamw);
+    let frozen = start
+        .iter()
+        .position(|values| values.len() == 11 * 13)
+        .unwrap();
+    assert_eq!(whole[frozen], start[frozen]);
+    assert_ne!(all_decay[frozen], start[frozen]);
+    assert!(
+        distance(
+            &whole,
+            &train(1, &small_buckets(WITH_PARAMETERS[0]), grouped)
+        ) < 2e-5
+    );
+}
+
+#[test]
+fn a_record_of_two_ranks_is_continued_by_three_and_by_one() {
+    let root = tempfile::tempdir().unwrap();
+    let trained = |world_size: usize, steps: std::ops::Range<usize>, inside: fn() -> Shards| {
+        on_ranks(world_size, |group| {
+            let settings = small_buckets(WITH_PARAMETERS[2]);
+            let train = || {
+                let reduction = RankReduction::new(settings, group.clone())?;
+                let mut update = inside().reduce_by(&reduction)?;
+                let model = update.prepare(Net::<B>::new(&Default::default()))?;
+                let recorder = reduction.recorder()?;
+                let training = Training {
+                    model,
+                    optimizer: update,
+                    scheduler: LR,
+                };
+                let (mut training, found) = recorder.load(root.path(), None, training).unwrap();
+                let mut state = found.unwrap_or_default();
+                for step in steps.clone() {
+                    // The same gradients on all ranks, so that their number changes no bit.
+                    let loss = training.model.loss(batch(step, 0, 1));
+                    let gradients = training.optimizer.backward(&training.model, loss);
+                    training.model = training.optimizer.step(LR, training.model, gradients)?;
+                    state.step += 1;
+                }
+                if state.step == 2 {
+                    let by_ref = training.by_ref();
+                    recorder
+                        .save(root.path(), by_ref, state, Keep::default())
+                        .unwrap();
+                }
+                Ok((parameters(&training.model), training.optimizer.updates()))
+            };
+            train().map_err(refused)
+        })
+    };
+    for inside in [adamw as fn() -> Shards, grouped] {
+        let saved = trained(2, 0..2, inside);
+        assert_eq!(saved.1, 2);
+        let [one, two, three] = [1, 2, 3].map(|ranks| trained(ranks, 2..4, inside));
+        assert_eq!(two, trained(2, 2..4, inside));
+        assert_eq!((one.1, two.1, three.1), (4, 4, 4));
+        assert!(distance(&one.0, &two.0) < 1e-5 && distance(&three.0, &two.0) < 1e-5);
+        assert!(
+            distance(&saved.0, &two.0) > 1e-3,
+            "nothing was trained after the record"
+        );
+        std::fs::remove_dir_all(root.path()).unwrap();
+        std::fs::create_dir(root.path()).unwrap();
+    }
+}
+
+#[test]
+fn another_order_is_refused_when_it_is_built() {
+    ThreadGroup::spawn(1, GroupOptions::default(), |group| {
+        let group: Arc<dyn burn_zero::ProcessGroup> = Arc::new(group);
+        let reduce =
+            |inside: Shards| inside.reduce::<Net<B>>(ZeroSettings::default(), group.clone());
+        let built = [
+            reduce(adamw().scale(GradScalerConfig::default()).unwrap()).err(),
+            reduce(adamw().accumulate(AccumConfig::mean(2)).unwrap()).err(),
+            reduce(adamw()).unwrap().clip_norm(1.0).err(),
+        ];
+        for (error, part) in built.into_iter().zip(["scale", "accumulate", "clip"]) {
+            let found =
+                matches!(&error, Some(UpdateError::Order { part: found, .. }) if found == part);
+            assert!(found, "{part}: {error:?}");
+        }
+        let model = Net::<B>::new(&Default::default());
+        let unprepared = reduce(adamw())
+            .unwrap()
+            .step(LR, model, GradientsParams::new());
+        assert!(matches!(unprepared.err(), Some(UpdateError::NotPrepared)));
+    })
+    .unwrap();
+}
