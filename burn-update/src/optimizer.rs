@@ -67,7 +67,7 @@ where
     }
 
     fn load(&mut self, mut state: PartState, device: &Device<B>) -> Result<(), UpdateError> {
-        let record = state.take_tree(RECORD)?.into_record::<B, _>(device);
+        let record = state.take_record(RECORD)?.into_record::<B, _>(device);
         let record = record.map_err(|reason| UpdateError::Unreadable {
             part: state.part().to_owned(),
             reason,

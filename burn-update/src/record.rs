@@ -7,7 +7,7 @@ use burn::tensor::{DType, TensorData, backend::Backend};
 use serde::{Deserialize, Serialize};
 
 use crate::UpdateError;
-use crate::tree::RecordTree;
+use crate::tree::{RecordTree, SavedRecord};
 
 /// The record of an [`Update`](crate::Update): training resumed from it, also in the middle of a
 /// window, continues as if it had not stopped.
@@ -83,14 +83,17 @@ impl PartState {
         self.values.insert(name.into(), StateValue::Tree(value));
     }
 
-    /// Takes a record out.
+    /// Takes the record of one of Burn's modules or optimizers out.
     ///
     /// # Errors
     ///
     /// [`UpdateError::ValueMissing`].
-    pub(crate) fn take_tree(&mut self, name: &str) -> Result<RecordTree, UpdateError> {
+    pub(crate) fn take_record(&mut self, name: &str) -> Result<SavedRecord, UpdateError> {
         match self.values.remove(name) {
-            Some(StateValue::Tree(value)) => Ok(value),
+            Some(StateValue::Tree(value)) => Ok(SavedRecord::Tree(value)),
+            Some(StateValue::Tensor(bytes)) if bytes.dtype == DType::U8 => {
+                Ok(SavedRecord::Bytes(bytes.into_bytes().to_vec()))
+            }
             _ => Err(self.missing(name)),
         }
     }

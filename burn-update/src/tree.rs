@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use burn::record::{DoublePrecisionSettings, FullPrecisionSettings, Record};
+use burn::record::{
+    DoublePrecisionSettings, FullPrecisionSettings, NamedMpkBytesRecorder, Record, Recorder,
+};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Element, TensorData};
 use ciborium::Value;
@@ -111,6 +113,40 @@ impl RecordTree {
             }
             Self::Tensor(data) => Value::serialized(&data).map_err(|error| error.to_string())?,
         })
+    }
+}
+
+/// The record of one of Burn's optimizers, as a saved update has it.
+pub(crate) enum SavedRecord {
+    Tree(RecordTree),
+    /// In the format of Burn's `NamedMpkBytesRecorder`, as updates saved it before they could be
+    /// cut over ranks.
+    Bytes(Vec<u8>),
+}
+
+impl SavedRecord {
+    /// The record.
+    ///
+    /// # Errors
+    ///
+    /// Why it is not one of this kind.
+    pub(crate) fn into_record<B, R>(self, device: &B::Device) -> Result<R, String>
+    where
+        B: Backend,
+        R: Record<B>,
+    {
+        let bytes = match self {
+            Self::Tree(tree) => return tree.into_record::<B, R>(device),
+            Self::Bytes(bytes) => bytes,
+        };
+        let record = if is_double::<B>() {
+            let recorder = NamedMpkBytesRecorder::<DoublePrecisionSettings>::default();
+            Recorder::<B>::load(&recorder, bytes, device)
+        } else {
+            let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::default();
+            Recorder::<B>::load(&recorder, bytes, device)
+        };
+        record.map_err(|error| error.to_string())
     }
 }
 

@@ -3,12 +3,14 @@
 use burn::optim::{AdamWConfig, Optimizer};
 use burn::record::{
     BinBytesRecorder, FullPrecisionSettings, HalfPrecisionSettings, NamedMpkBytesRecorder,
-    PrettyJsonFileRecorder, Recorder,
+    PrettyJsonFileRecorder, Record, Recorder,
 };
 use burn::tensor::backend::AutodiffBackend;
 use burn_accum::{AccumConfig, Accumulation, ClipByNorm, UpdateCounter};
 use burn_amp::{GradScaler, GradScalerConfig};
-use burn_update::{AverageConfig, Group, Groups, Paths, Update, UpdateError, UpdateRecord};
+use burn_update::{
+    AverageConfig, Group, Groups, PartState, Paths, Update, UpdateError, UpdateRecord,
+};
 
 use crate::support::{F32, Half, LR, Net, adamw, bits, gradients, net};
 
@@ -229,4 +231,34 @@ fn burns_trait_saves_and_loads_the_same_record() {
     let mut second = whole::<F32>();
     second.update = second.update.load_record(record);
     assert_eq!(first.progress(&model), second.progress(&model));
+}
+
+/// Before they could be cut over ranks, updates kept an optimizer's record as the bytes of one of
+/// Burn's recorders.
+#[test]
+fn records_with_an_optimizers_record_as_bytes_load_bit_for_bit() {
+    let (mut update, mut alone) = (plain(), adamw::<F32>());
+    let mut model = net::<F32>();
+    for step in 0..3 {
+        let _ = alone.step(LR, model.clone(), gradients(&model, step, &[]));
+        let gradients = gradients(&model, step, &[]);
+        model = update.step(LR, model, gradients).unwrap();
+    }
+    let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::default();
+    let bytes = Recorder::<F32>::record(&recorder, alone.to_record(), ()).unwrap();
+    let mut state = PartState::default();
+    state.put_bytes("record", bytes);
+    let item = update.record().into_item::<FullPrecisionSettings>();
+    let mut item = serde_json::to_value(item).unwrap();
+    item["parts"]["optimizer"] = serde_json::to_value(state).unwrap();
+    let item = serde_json::from_value(item).unwrap();
+    let record = UpdateRecord::<F32>::from_item::<FullPrecisionSettings>(item, &Default::default());
+
+    let mut resumed = plain().load(record).unwrap();
+    let step = |update: &mut Update<_, _>| {
+        let gradients = gradients(&model, 3, &[]);
+        update.step(LR, model.clone(), gradients).unwrap()
+    };
+    assert_eq!(bits(&step(&mut resumed)), bits(&step(&mut update)));
+    assert_eq!(resumed.updates(), 4);
 }
