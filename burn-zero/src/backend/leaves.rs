@@ -117,6 +117,17 @@ pub(crate) fn attach(reducer: &Arc<GradientReducer>, nodes: &[Option<u64>]) {
     });
 }
 
+/// Whether a reducer that an optimizer steps with, other than `own`, hooks the leaf of this node on
+/// this thread.
+pub(crate) fn is_taken(node: u64, own: Option<&Arc<GradientReducer>>) -> bool {
+    LEAVES.with_borrow(|leaves| {
+        let leaf = leaves.get(&node);
+        let leaf = leaf.filter(|leaf| !own.is_some_and(|own| leaf.is_of(own)));
+        let reducer = leaf.and_then(|leaf| leaf.reducer.upgrade());
+        reducer.is_some_and(|reducer| reducer.is_owned())
+    })
+}
+
 /// The reducers that take gradients during a backward pass of this thread, in order of
 /// construction, which is the same on every rank. If there are several, only those whose parameters
 /// a graph uses.

@@ -15,7 +15,7 @@ pub(crate) mod stream;
 mod tape;
 mod with_host;
 
-pub(crate) use leaves::{attach, is_hooked, leaf_node, trained_leaf};
+pub(crate) use leaves::{attach, is_hooked, is_taken, leaf_node, trained_leaf};
 pub use of_rank::{GradientPart, OfRank};
 pub use sharded::{Sharded, ShardedGradients};
 pub(crate) use with_host::on_host;

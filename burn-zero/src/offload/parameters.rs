@@ -204,7 +204,9 @@ impl HostLink {
                 };
                 let layout = Layout::new(all.list, 1, 0, &settings)?;
                 let group = Arc::new(SingleRank::new());
-                Arc::new(GradientReducer::new(layout, group, &settings))
+                // A ZeroOptimizer around this optimizer takes the leaves over.
+                let owner = Weak::new();
+                Arc::new(GradientReducer::new(layout, group, &settings, owner))
             }
         };
         let owner: Weak<GradientReducer> = Arc::downgrade(&reducer);

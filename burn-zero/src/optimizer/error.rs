@@ -27,6 +27,16 @@ pub enum ZeroOptimizerError {
     #[error("{0}")]
     OtherModel(String),
 
+    /// A parameter whose gradients leave in backward for another optimizer over ranks.
+    #[error(
+        "the gradients of {path} leave during backward for another ZeroOptimizer or update over ranks, so this one would get none: \
+         give the groups of one update their optimizers (`Update::of_groups`), or drop the other one before this one is prepared"
+    )]
+    SecondUpdate {
+        /// Path of the parameter.
+        path: String,
+    },
+
     /// A backend without hooks.
     #[error("{what}, which the backend {backend} cannot: use `Sharded<Autodiff<..>>`")]
     NotSharded {

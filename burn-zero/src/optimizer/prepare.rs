@@ -4,10 +4,11 @@
 use std::collections::{BTreeSet, HashSet};
 use std::sync::{Arc, Weak};
 
-use burn::module::{AutodiffModule, ParamId};
+use burn::module::{AutodiffModule, ModuleVisitor, Param, ParamId};
 use burn::optim::Optimizer;
-use burn::tensor::{TensorData, TensorMetadata, backend::AutodiffBackend};
+use burn::tensor::{Tensor, TensorData, TensorMetadata, backend::AutodiffBackend};
 use burn_backend::tensor::FloatTensor;
+use burn_decorator::follow_path;
 use burn_decorator::gradient::{Ranks, decide_with, keep_on_host};
 use burn_ranks::{BufferDtype, HostBuffer, ProcessGroup};
 
@@ -16,11 +17,11 @@ use super::parameters::Parameters;
 use super::sharding::{Sharding, UpdateShards};
 use super::statistics::{Statistics, independent_if_shared};
 use super::trial;
-use crate::backend::{attach, leaf_node, stream};
+use crate::backend::{attach, is_taken, leaf_node, stream};
 use crate::host::{exchanged, floats, read};
 use crate::module::{Replace, replace_tensors};
 use crate::parameters::{Frozen, ParameterStore, Parts, offloaded, own_shards, replace_parameters};
-use crate::reduce::{GradientReducer, Layout, ParameterSpec};
+use crate::reduce::{GradientReducer, Layout, Owner, ParameterSpec};
 use crate::trace::trace_waits;
 use crate::{Memory, ZeroError, ZeroOptimizerError, raise, state};
 use burn_decorator::module::for_each_float;
@@ -40,12 +41,45 @@ impl Sharding {
         U: UpdateShards<B>,
     {
         let group = self.group.clone();
+        self.check_free::<B, M>(&module, &*group)?;
         // Before `devices`, which initialises parameters.
         let module = self.placed::<B, M>(module, &group, None)?;
         let device = module.devices().into_iter().next().unwrap_or_default();
         show(&module, inner)?;
         let (module, _) = self.prepare_on::<B, M, U>(group, module, &device, inner)?;
         Ok(module)
+    }
+
+    /// Checks that the gradients of no parameter leave in backward for another optimizer. All ranks
+    /// call it.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroOptimizerError::SecondUpdate`], on all ranks if on one; those of the group.
+    pub(super) fn check_free<B, M>(
+        &self,
+        module: &M,
+        group: &dyn ProcessGroup,
+    ) -> Result<(), ZeroError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let mut search = TakenParameter {
+            path: Vec::new(),
+            own: self.reducer.as_ref(),
+            found: None,
+        };
+        module.visit(&mut search);
+        let own = search.found.unwrap_or_default().into_bytes();
+        let all = group.gather_bytes("a parameter of another optimizer over ranks", own)?;
+        match all.iter().find(|path| !path.is_empty()) {
+            None => Ok(()),
+            Some(path) => {
+                let path = String::from_utf8_lossy(path).into_owned();
+                Err(ZeroOptimizerError::SecondUpdate { path }.into())
+            }
+        }
     }
 
     /// The model with its parameters in the memory that the settings choose. When they are used,
@@ -156,7 +190,10 @@ impl Sharding {
         });
         let module = broadcast::<B, M>(module, &*group, &are_there)?;
         let layout = Layout::new(parameters.list, ranks, rank, settings)?;
-        let reducer = Arc::new(GradientReducer::new(layout, group.clone(), settings));
+        let owner = Arc::new(Owner);
+        let of_owner = Arc::downgrade(&owner);
+        let reducer = GradientReducer::new(layout, group.clone(), settings, of_owner);
+        let reducer = Arc::new(reducer);
         if let Some(seed) = seed {
             stream::begin(&reducer, rank, seed);
         }
@@ -176,8 +213,32 @@ impl Sharding {
             }
         };
         let ids = attach_to::<B, M>(&reducer, &module);
-        (self.group, self.reducer) = (group, Some(reducer));
+        (self.group, self.reducer, self.owner) = (group, Some(reducer), Some(owner));
         Ok((module, ids))
+    }
+}
+
+/// Looks for a parameter whose leaf another reducer hooks for an optimizer.
+struct TakenParameter<'a> {
+    path: Vec<String>,
+    own: Option<&'a Arc<GradientReducer>>,
+    /// Its path.
+    found: Option<String>,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for TakenParameter<'_> {
+    follow_path!();
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        // What is not initialised yet is no leaf, and stays so.
+        if self.found.is_some() || !param.is_initialized() {
+            return;
+        }
+        let tensor = param.val().into_primitive().tensor();
+        let node = leaf_node::<B>(&tensor);
+        if node.is_some_and(|node| is_taken(node, self.own)) {
+            self.found = Some(self.path.join("."));
+        }
     }
 }
 

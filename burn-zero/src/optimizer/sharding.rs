@@ -18,7 +18,7 @@ use super::prepare::attach_to;
 use super::rank_context::RankContext;
 use crate::parameters::{ParameterStore, Shard, Units, own_shards};
 use crate::recorder::Prepared;
-use crate::reduce::{GradientReducer, Layout};
+use crate::reduce::{GradientReducer, Layout, Owner};
 use crate::trace::trace_waits;
 use crate::{Stage, ZeroError, ZeroOptimizerError, ZeroSettings};
 
@@ -85,6 +85,8 @@ pub(super) struct Sharding {
     /// The unit of a parameter, by its path.
     pub(super) unit: Option<SharedFn<String, String>>,
     pub(super) reducer: Option<Arc<GradientReducer>>,
+    /// Of the reducer.
+    pub(super) owner: Option<Arc<Owner>>,
     /// By parameter: the node of a leaf whose shard has not changed since the optimizer updated it
     /// on the host.
     pub(super) leaves: HashMap<usize, u64>,
@@ -98,6 +100,7 @@ impl Clone for Sharding {
             seed: self.seed,
             unit: self.unit.clone(),
             reducer: self.reducer.clone(),
+            owner: self.owner.clone(),
             leaves: self.leaves.clone(),
             prepared: Arc::new(Mutex::new(self.prepared.lock().clone())),
             ..Self::of(self.group.clone(), self.in_learner, self.settings.clone())
@@ -119,6 +122,7 @@ impl Sharding {
             seed: None,
             unit: None,
             reducer: None,
+            owner: None,
             leaves: HashMap::new(),
             prepared: Arc::default(),
         }

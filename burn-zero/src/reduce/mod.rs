@@ -5,4 +5,4 @@ mod memory_tracker;
 mod reducer;
 
 pub(crate) use layout::{Layout, ParameterSpec, StepTag};
-pub(crate) use reducer::GradientReducer;
+pub(crate) use reducer::{GradientReducer, Owner};

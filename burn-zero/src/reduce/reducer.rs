@@ -4,7 +4,7 @@
 use core::fmt;
 use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock, Weak};
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, TensorData};
@@ -44,6 +44,9 @@ pub(crate) struct GradientReducer {
     pub(crate) number: u64,
     group: Arc<dyn ProcessGroup>,
     how: Arc<Reduction>,
+    /// Dead once no optimizer over ranks steps with it any more. The reducer itself lives in leaves too, which are
+    /// gathered with its group.
+    owner: Weak<Owner>,
     /// Where gradients are between backward and the step.
     pub(crate) memory: Memory,
     /// Where submitted gradients are collected; `None` between backward passes and steps.
@@ -58,6 +61,10 @@ pub(crate) struct GradientReducer {
     /// gradients it has not, because they are not hooked.
     not_reduced: Mutex<Option<HashSet<u64>>>,
 }
+
+/// Of an optimizer over ranks that steps with a reducer: lives as long as it, or a clone of it.
+#[derive(Debug)]
+pub(crate) struct Owner;
 
 /// How gradients are reduced.
 struct Reduction {
@@ -81,11 +88,13 @@ impl GradientReducer {
         layout: Layout,
         group: Arc<dyn ProcessGroup>,
         settings: &ZeroSettings,
+        owner: Weak<Owner>,
     ) -> Self {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         Self {
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
             group,
+            owner,
             memory: settings.gradients,
             destination: Mutex::default(),
             steps: AtomicU64::new(0),
@@ -100,6 +109,11 @@ impl GradientReducer {
                 tracker: MemoryTracker::default(),
             }),
         }
+    }
+
+    /// Whether an optimizer over ranks steps with it.
+    pub(crate) fn is_owned(&self) -> bool {
+        self.owner.strong_count() > 0
     }
 
     pub(crate) fn layout(&self) -> &Arc<Layout> {

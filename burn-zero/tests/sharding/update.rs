@@ -5,11 +5,12 @@ use std::sync::Arc;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer, SgdConfig};
 use burn_accum::{AccumConfig, ClipByNorm, ClipGlobalNorm, Counted, MultiSteps};
 use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
+use burn_ranks::BufferDtype;
 use burn_update::{Group, Groups, Paths, Update, UpdateError};
 use burn_zero::record::Keep;
 use burn_zero::{
-    GroupOptions, ParameterShards, RankReduction, ReduceOverRanks, ThreadGroup, Training,
-    ZeroError, ZeroOptimizer, ZeroSettings,
+    GroupOptions, HostAdamWConfig, Memory, OffloadConfig, ParameterShards, RankReduction,
+    ReduceOverRanks, Stage, ThreadGroup, Training, ZeroError, ZeroOptimizer, ZeroSettings,
 };
 
 use super::support::*;
@@ -183,6 +184,109 @@ fn an_overflow_on_one_rank_leaves_the_step_out_on_all() {
     }
 }
 
+/// Each rank's gradients are finite in f32, and overflow when they are sent in f16: known only after
+/// the reduction, with a window, with one that is flushed, and without.
+#[test]
+fn a_sum_that_overflows_in_the_reduction_leaves_the_step_out() {
+    let train = |stage, window: usize, steps: &[usize], large: Option<usize>| {
+        on_ranks(2, |group| {
+            let rank = group.rank();
+            let settings = ZeroSettings {
+                communication_dtype: BufferDtype::F16,
+                ..small_buckets(stage)
+            };
+            let train = || {
+                let scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
+                let mut update = adamw()
+                    .reduce(settings.clone(), group.clone())?
+                    .scale(scaler.clone())?;
+                if window > 0 {
+                    update = update.accumulate(AccumConfig::mean(window))?;
+                }
+                let mut model = update.prepare(Net::<B>::new(&Default::default()))?;
+                for &step in steps {
+                    let weight = if large == Some(step) { 1e9 } else { 1.0 };
+                    for _ in 0..window.clamp(1, 2) {
+                        let loss = model.loss(batch(step, rank, 2)) * weight;
+                        let gradients = update.backward(&model, loss);
+                        model = update.step(LR, model, gradients)?;
+                    }
+                    model = update.flush(LR, model)?;
+                }
+                let scale = scaler.scale() / GradScalerConfig::default().init_scale;
+                let counts = (scaler.skipped_steps(), update.updates(), scale);
+                Ok((counts, parameters(&model)))
+            };
+            train().map_err(refused)
+        })
+    };
+    for stage in STAGES {
+        // Stage 2 reduces each micro-batch by itself. A window of three is closed by the flush, with
+        // two micro-batches.
+        let windows: &[usize] = if stage == Stage::Gradients {
+            &[0]
+        } else {
+            &[0, 2, 3]
+        };
+        for &window in windows {
+            let (skipped, parameters) = train(stage, window, &[0, 1, 2, 3], Some(2));
+            let (left_out, expected) = train(stage, window, &[0, 1, 3], None);
+            assert_eq!(skipped, (1, 3, 0.5), "{stage}, {window}");
+            assert_eq!(left_out, (0, 3, 1.0), "{stage}, {window}");
+            assert_eq!(parameters, expected, "{stage}, {window}: state changed");
+        }
+    }
+}
+
+/// AdamW on the host, of this rank's shards.
+fn on_host() -> Shards {
+    let adamw = OffloadConfig::new(HostAdamWConfig::default());
+    Update::new(adamw.init().unwrap())
+}
+
+#[test]
+fn an_optimizer_on_the_host_is_that_of_the_wrapper_with_gradients_there_or_on_the_device() {
+    for stage in WITH_PARAMETERS {
+        for gradients in [Memory::Device, Memory::Host] {
+            let settings = ZeroSettings {
+                gradients,
+                ..small_buckets(stage)
+            };
+            let adamw = || {
+                let adamw = OffloadConfig::new(HostAdamWConfig::default());
+                adamw.init().unwrap()
+            };
+            let wrapped = train_sharded(2, &settings, adamw, STEPS);
+            let updated = train(2, &settings, on_host);
+            assert_eq!(updated, wrapped, "{stage}, {gradients:?}");
+        }
+    }
+}
+
+/// Those of the first would leave in backward, and the second would get none.
+#[test]
+fn a_second_update_over_the_same_leaves_is_refused_by_name() {
+    for stage in [Stage::Gradients, Stage::Parameters] {
+        on_ranks(2, |group| {
+            let reduce = || adamw().reduce::<Net<B>>(small_buckets(stage), group.clone());
+            let train = || {
+                let (mut first, mut second) = (reduce()?, reduce()?);
+                let model = first.prepare(Net::new(&Default::default()))?;
+                let error = second.prepare(model.clone()).unwrap_err();
+                let error = error.to_string();
+                assert!(error.contains("first.weight"), "{error}");
+
+                // Again by the same one, and by another when the first is gone.
+                let model = first.prepare(model)?;
+                drop(first);
+                second.prepare(model)?;
+                Ok(())
+            };
+            train().map_err(refused)
+        });
+    }
+}
+
 fn grouped() -> Shards {
     let decaying = AdamWConfig::new().with_weight_decay(0.3);
     let no_decay = decaying.clone().with_weight_decay(0.0);
@@ -251,7 +355,7 @@ fn a_record_of_two_ranks_is_continued_by_three_and_by_one() {
             train().map_err(refused)
         })
     };
-    for inside in [adamw as fn() -> Shards, grouped] {
+    for inside in [adamw as fn() -> Shards, grouped, on_host] {
         let saved = trained(2, 0..2, inside);
         assert_eq!(saved.1, 2);
         let [one, two, three] = [1, 2, 3].map(|ranks| trained(ranks, 2..4, inside));
