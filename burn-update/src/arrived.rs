@@ -26,6 +26,8 @@ pub(crate) enum Request {
     Answer,
     /// To apply a window that is not complete.
     Flush,
+    /// What the loop has left in the update's progress for its reduction over ranks.
+    Ranks,
 }
 
 impl Request {
@@ -34,6 +36,7 @@ impl Request {
         let name = match self {
             Self::Answer => b"burnansw",
             Self::Flush => b"burnflus",
+            Self::Ranks => b"burnrank",
         };
         ParamId::from(u64::from_be_bytes(*name))
     }
@@ -96,7 +99,7 @@ impl Arrived {
             let mut devices = self.devices.iter_mut();
             devices.any(|gradients| gradients.remove::<I, 1>(request.id()).is_some())
         };
-        [Request::Answer, Request::Flush]
+        [Request::Answer, Request::Flush, Request::Ranks]
             .into_iter()
             .find(&mut is_there)
     }

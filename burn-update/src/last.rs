@@ -5,7 +5,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::Device;
 use burn::tensor::backend::AutodiffBackend;
 
-use crate::{Parameter, PartState, Step, Update, UpdateError};
+use crate::{Parameter, PartState, Step, Update, UpdateError, UpdateRecord};
 
 /// Clipping and optimizer of an [`Update`], with its own parts: what a reduction over ranks runs on
 /// this rank's shards of the parameters, which are a module of their own. Made by
@@ -98,6 +98,18 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> LastParts<M, B> {
     /// The state of the optimizer.
     pub fn save(&self) -> Option<PartState> {
         self.update.optimizer().save()
+    }
+
+    /// The state of the optimizer in a record of [these parts](Self::as_optimizer), if it has one.
+    ///
+    /// # Errors
+    ///
+    /// [`UpdateError::RecordLacks`].
+    pub fn state_in(&self, mut record: UpdateRecord<B>) -> Result<Option<PartState>, UpdateError> {
+        if self.save().is_none() {
+            return Ok(None);
+        }
+        record.take(&self.name())
     }
 
     /// Continues from a saved state of the optimizer.

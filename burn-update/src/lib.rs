@@ -46,7 +46,7 @@
 //! | `loss` | what is differentiated |
 //! | `optimizer` | Burn's optimizers as a part, and an update as one of Burn's optimizers |
 //! | `last` | clipping and optimizer, for a reduction that runs them on shards |
-//! | `ranks` | what parts ask other ranks |
+//! | `ranks` | what parts ask other ranks, and what a loop over ranks asks of an update |
 //! | `tree` | an optimizer's record, as a tree |
 //! | `groups` | parameters by path, each group with its optimizer |
 //! | `average` | the average of the weights |
@@ -101,7 +101,7 @@ pub use optimizer::BurnOptimizer;
 pub use part::{Accumulate, IntoAccumulate, IntoScale, Optimize, Parameter, Part, Scale, Stateful};
 pub use per_update::{PerUpdate, PerUpdateRecord};
 pub use progress::{CountsUpdates, UpdateProgress};
-pub use ranks::Ranks;
+pub use ranks::{LoopRequest, Ranks};
 pub use record::{PartState, UpdateItem, UpdateRecord};
 pub use step::{HalfPrecision, Step, StepOutcome};
 pub use strategy::{

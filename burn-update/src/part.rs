@@ -10,7 +10,7 @@ use burn::tensor::{Device, TensorMetadata};
 use burn_decorator::gauge::Gauge;
 use burn_decorator::module::for_each_float;
 
-use crate::{Arrived, PartState, Ranks, Step, UpdateError};
+use crate::{Arrived, LoopRequest, PartState, Ranks, Step, UpdateError};
 
 /// What every part has: a name, and perhaps a state that a record keeps.
 pub trait Stateful<B: AutodiffBackend>: Any + Send {
@@ -162,6 +162,21 @@ pub trait Optimize<M: AutodiffModule<B>, B: AutodiffBackend>: Stateful<B> {
     /// The ranks that decide together, if it reduces gradients over several.
     fn ranks(&self) -> Option<Arc<dyn Ranks>> {
         None
+    }
+
+    /// Whether a forward pass gathers parameters from all ranks, so that all must make it.
+    fn gathers_parameters(&self) -> bool {
+        false
+    }
+
+    /// Does what the training loop of a Learner asks, if it [reduces](Self::reduces) gradients.
+    ///
+    /// # Errors
+    ///
+    /// That ranks are lost or differ, or why this model cannot be trained.
+    fn serve(&mut self, request: &LoopRequest, model: M) -> Result<M, UpdateError> {
+        let _ = request;
+        Ok(model)
     }
 
     /// Uses its optimizer of this number for all parameters from now on, for a trial on other ones.

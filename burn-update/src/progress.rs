@@ -3,7 +3,7 @@
 use burn_decorator::ranks::{ForRank, Shared};
 use parking_lot::Mutex;
 
-use crate::Position;
+use crate::{LoopRequest, Position, UpdateError};
 
 /// How far an [`Update`](crate::Update) is: a handle that stays valid when the update moves into a
 /// `Learner`. Clones, of the handle and of the update, share it.
@@ -32,17 +32,33 @@ pub struct UpdateProgress {
 #[derive(Debug, Default)]
 struct Seen(Mutex<State>);
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct State {
     updates: u64,
     /// Requests of a training loop that have reached the update.
     answers: u64,
     position: Option<Position>,
+    /// What a loop over ranks asks, until the update gets it.
+    asked: Option<LoopRequest>,
+    /// What the update says to it, until the loop gets it.
+    served: Option<Result<Served, UpdateError>>,
+}
+
+/// What an update tells a loop over ranks with each answer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Served {
+    /// Whether a forward pass gathers parameters from all ranks, so that all must make it.
+    pub(crate) gathers_parameters: bool,
 }
 
 impl ForRank for Seen {
     fn for_rank(&self) -> Self {
-        Self(Mutex::new(*self.0.lock()))
+        // A request, if there is one, is that of another rank.
+        Self(Mutex::new(State {
+            asked: None,
+            served: None,
+            ..self.0.lock().clone()
+        }))
     }
 }
 
@@ -72,6 +88,29 @@ impl UpdateProgress {
 
     pub(crate) fn answers(&self) -> u64 {
         self.seen.0.lock().answers
+    }
+
+    /// Leaves a request of a loop over ranks for the update.
+    pub(crate) fn ask(&self, request: LoopRequest) {
+        let mut state = self.seen.0.lock();
+        (state.asked, state.served) = (Some(request), None);
+    }
+
+    /// Takes that request.
+    pub(crate) fn take_asked(&self) -> Option<LoopRequest> {
+        self.seen.0.lock().asked.take()
+    }
+
+    /// Leaves the answer to it for the loop.
+    pub(crate) fn serve(&self, answer: Result<Served, UpdateError>) {
+        self.seen.0.lock().served = Some(answer);
+    }
+
+    /// Takes that answer; `None` if the request has reached no update of this progress.
+    pub(crate) fn take_served(&self) -> Option<Result<Served, UpdateError>> {
+        let mut state = self.seen.0.lock();
+        state.asked = None;
+        state.served.take()
     }
 }
 

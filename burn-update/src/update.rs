@@ -8,10 +8,11 @@ use burn_decorator::non_finite::{Inspection, Probe, Verdict};
 
 use crate::arrived::Request;
 use crate::part::Slot;
+use crate::progress::Served;
 use crate::step::{HalfPrecision, StepOutcome};
 use crate::{
-    Accumulate, Arrived, Average, BurnOptimizer, Groups, IntoAccumulate, IntoScale, Loss, Optimize,
-    Parameter, Part, PerUpdate, Scale, Stateful, Step, UpdateError, UpdateProgress,
+    Accumulate, Arrived, Average, BurnOptimizer, Groups, IntoAccumulate, IntoScale, LoopRequest,
+    Loss, Optimize, Parameter, Part, PerUpdate, Scale, Stateful, Step, UpdateError, UpdateProgress,
 };
 
 /// An update of a model: scale, accumulate, your own parts, clip, optimizer, average, always in this
@@ -296,6 +297,29 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
                 Ok(model)
             }
             Request::Flush => self.flush(lr, model),
+            Request::Ranks => Ok(match self.progress.take_asked() {
+                Some(request) => self.serve(&request, model),
+                None => model,
+            }),
+        }
+    }
+
+    /// Does what a loop over ranks asks, and leaves the answer in the progress.
+    fn serve(&mut self, request: &LoopRequest, model: M) -> M {
+        let before = model.clone();
+        let optimizer = &mut self.inside.optimizer.part;
+        match gradient::update(|| optimizer.serve(request, model)) {
+            Ok(model) => {
+                let gathers_parameters = optimizer.gathers_parameters();
+                self.is_prepared |= matches!(request, LoopRequest::Prepare { .. });
+                self.progress.set_updates(self.inside.updates);
+                self.progress.serve(Ok(Served { gathers_parameters }));
+                model
+            }
+            Err(error) => {
+                self.progress.serve(Err(error));
+                before
+            }
         }
     }
 

@@ -280,7 +280,7 @@ impl<LC: LearningComponentsTypes> RankDriver<LC> for ZeroRank {
         Ok(())
     }
 
-    fn share_statistics(&self, learner: &Learner<LC>) -> Result<(), UpdateError> {
+    fn share_statistics(&self, learner: &mut Learner<LC>) -> Result<(), UpdateError> {
         let Some(statistics) = self.statistics.get() else {
             return Ok(());
         };

@@ -30,7 +30,8 @@ pub trait Driver<LC: LearningComponentsTypes>: Send + Sync {
         world_size: usize,
     ) -> Result<(), UpdateError>;
 
-    /// What the loop of one rank asks. Called on the rank's thread.
+    /// What the loop of one rank asks. Called on the rank's thread, where clones of handles that the
+    /// Learner shares are the rank's own.
     fn of_rank(
         &self,
         group: Arc<dyn ProcessGroup>,
@@ -88,7 +89,7 @@ pub trait RankDriver<LC: LearningComponentsTypes> {
     /// # Errors
     ///
     /// Those of the group.
-    fn share_statistics(&self, learner: &Learner<LC>) -> Result<(), UpdateError> {
+    fn share_statistics(&self, learner: &mut Learner<LC>) -> Result<(), UpdateError> {
         let _ = learner;
         Ok(())
     }

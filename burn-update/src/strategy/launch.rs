@@ -76,7 +76,13 @@ impl<LC: LearningComponentsTypes + 'static> UpdateStrategy<LC> {
         let ranks: Vec<_> = ranks.collect();
         let trained = match threads.first().cloned() {
             Some(first) => result_of_all(run_threads(ranks, threads), &first),
-            None => ranks.into_iter().map(Rank::run).collect(),
+            None => {
+                let run = |rank: Box<Rank<LC>>| {
+                    let driver = rank.driver();
+                    rank.run(&*driver)
+                };
+                ranks.into_iter().map(run).collect()
+            }
         };
         let rank = trained?.into_iter().next();
         let (model, shown) = rank.expect("there is one rank or more");
@@ -215,10 +221,14 @@ fn run_threads<LC: LearningComponentsTypes + 'static>(
     let run = |group: ThreadGroup, mut rank: Box<Rank<LC>>| {
         // Rank 0 takes its first step after collectives of all ranks, so its Learner does not
         // change during the copy.
-        if rank.rank_0.is_none() {
-            rank.learner = copy_for_rank(|| rank.learner.clone());
-        }
-        let trained = rank.run();
+        let driver = if rank.rank_0.is_none() {
+            let (learner, driver) = copy_for_rank(|| (rank.learner.clone(), rank.driver()));
+            rank.learner = learner;
+            driver
+        } else {
+            rank.driver()
+        };
+        let trained = rank.run(&*driver);
         trained.inspect_err(|error| group.abort(&error.to_string()))
     };
     let results = ThreadGroup::run_with(groups, ranks, run);

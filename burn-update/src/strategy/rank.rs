@@ -98,18 +98,25 @@ pub(super) type Trained<LC> = (
 );
 
 impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
+    /// What the loop asks of its Learner's optimizer.
+    pub(super) fn driver(&self) -> Box<dyn RankDriver<LC>> {
+        let (group, device) = (self.group.clone(), self.device.clone());
+        self.run.driver.of_rank(group, device)
+    }
+
     /// # Errors
     ///
     /// Those of the strategy, of the optimizer and of the group.
     #[expect(clippy::boxed_local, reason = "a model is large by value")]
-    pub(super) fn run(mut self: Box<Self>) -> Result<Trained<LC>, UpdateError> {
+    pub(super) fn run(
+        mut self: Box<Self>,
+        driver: &dyn RankDriver<LC>,
+    ) -> Result<Trained<LC>, UpdateError> {
         self.train = self.train.to_device(&self.device);
         self.valid = self.valid.to_device(self.device.inner());
         let items = self.check()?;
-        let (group, device) = (self.group.clone(), self.device.clone());
-        let driver = self.run.driver.of_rank(group, device);
         let mut result = Ok(());
-        driver.on_thread(&mut || result = self.train_all(&*driver, items));
+        driver.on_thread(&mut || result = self.train_all(driver, items));
         result?;
         let model = self.learner.model();
         Ok((model, self.rank_0.map(|rank_0| rank_0.processor)))
@@ -230,7 +237,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
             rank_0.processor.process_train(end);
         }
         // The same model is validated, recorded and returned.
-        driver.share_statistics(&self.learner)?;
+        driver.share_statistics(&mut self.learner)?;
         let status = StepStatus::default().interrupted(&self.run.interrupter);
         let all = self.exchange(status, "end of the epoch")?;
         if self.is_interrupted(&all) {

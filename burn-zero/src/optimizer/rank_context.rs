@@ -176,7 +176,18 @@ impl Sharding {
         let what = *context.asked.lock();
         let before = module.clone();
         let done = message::answer(|| match what {
-            Some(Ask::Prepare) => self.take_ranks::<B, M>(&context, module, inner),
+            Some(Ask::Prepare) => {
+                let device = B::Device::from_id(context.device);
+                let nothing = |_: &M, _: &mut _| Ok(());
+                let taken = self.take_ranks(&context.group, &device, module, inner, nothing);
+                taken.map(|(module, ids)| {
+                    // A context belongs to one training.
+                    let _ = context.ids.set(ids);
+                    let is_sharded = self.prepared.lock().shards.is_some();
+                    context.gathers_units.store(is_sharded, Relaxed);
+                    module
+                })
+            }
             Some(Ask::Record) => self.gather_whole::<B>(context.ids(), inner).map(|tree| {
                 *context.whole.lock() = tree;
                 module
@@ -196,23 +207,34 @@ impl Sharding {
         module
     }
 
-    fn take_ranks<B, M>(
+    /// Takes the ranks of a Learner's strategy: the model on this rank's device, with the weights of
+    /// rank 0, and with leaves and running statistics of its own; and the ids of its parameters.
+    /// State that was loaded is cut to this rank's shards. All ranks call it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`prepare`](Self::prepare) and of the state.
+    pub(super) fn take_ranks<B, M, U>(
         &mut self,
-        context: &RankContext,
+        group: &Arc<dyn ProcessGroup>,
+        device: &B::Device,
         mut module: Box<M>,
-        inner: &mut impl UpdateShards<B, Error = ZeroError>,
-    ) -> Result<Box<M>, ZeroError>
+        inner: &mut U,
+        show: impl FnOnce(&M, &mut U) -> Result<(), U::Error>,
+    ) -> Result<(Box<M>, Vec<ParamId>), U::Error>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
+        U: UpdateShards<B>,
     {
-        let device = B::Device::from_id(context.device);
         let settings = format!("{:?}", self.settings);
-        context.group.agree_equal("settings", &settings)?;
+        let agreed = group.agree_equal("settings", &settings);
+        agreed.map_err(ZeroError::from)?;
+        self.check_free::<B, M>(&module, &**group)?;
         // Before the move to the device, so that parameters which are to be in host memory are
         // never all on it.
-        module = self.placed::<B, M>(module, &context.group, Some(&device))?;
-        if context.group.world_size() > 1 {
+        module = self.placed::<B, M>(module, group, Some(device))?;
+        if group.world_size() > 1 {
             // Before the move to the device: that moves a running statistic in all clones of the
             // model.
             module = independent_if_shared::<B, M>(module);
@@ -220,15 +242,11 @@ impl Sharding {
         // Leaves on the device, of the same parts.
         let module = {
             let mut prepared = self.prepared.lock();
-            Box::new(prepared.frozen.put::<B, M>(module.fork(&device)))
+            Box::new(prepared.frozen.put::<B, M>(module.fork(device)))
         };
-        let (module, ids) =
-            self.prepare_on::<B, M, _>(context.group.clone(), module, &device, inner)?;
-        self.cut_state::<B>(&ids, list_param_ids(&*module), &device, inner)?;
-        // A context belongs to one training.
-        let _ = context.ids.set(ids);
-        let is_sharded = self.prepared.lock().shards.is_some();
-        context.gathers_units.store(is_sharded, Relaxed);
-        Ok(module)
+        show(&module, inner)?;
+        let (module, ids) = self.prepare_on::<B, M, U>(group.clone(), module, device, inner)?;
+        self.cut_state::<B>(&ids, list_param_ids(&*module), device, inner)?;
+        Ok((module, ids))
     }
 }

@@ -7,12 +7,13 @@ use burn::module::{AutodiffModule, Module, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Device, Tensor};
+use burn_backend::Device as _;
 use burn_decorator::gradient;
 use burn_decorator::ranks::SharedFn;
-use burn_ranks::{ProcessGroup, ReduceOp};
+use burn_ranks::{ProcessGroup, ReduceOp, SingleRank};
 use burn_update::{
-    LastParts, Optimize, Parameter, PartState, Ranks, Stateful, Step, StepOutcome, Update,
-    UpdateError,
+    LastParts, LoopRequest, Optimize, Parameter, PartState, Ranks, Stateful, Step, StepOutcome,
+    Update, UpdateError, UpdateRecord,
 };
 
 use super::parameter_shards::{ParameterShards, shard_id};
@@ -21,6 +22,8 @@ use super::sharding::{Sharding, UpdateShards, items_of_all_ranks};
 use super::statistics::Statistics;
 use crate::reduce::GradientReducer;
 use crate::stack::with_stack;
+use crate::state::to_record;
+use crate::trace::trace_waits;
 use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings};
 
 /// The name of a reduction in errors.
@@ -84,6 +87,50 @@ pub trait ReduceOverRanks<B: AutodiffBackend>: Sized {
         self.reduce_by(&RankReduction::new(settings, group)?)
     }
 
+    /// An update for a Learner, whose strategy brings the ranks and prepares the model. It has one
+    /// rank outside of one.
+    ///
+    /// ```no_run
+    /// # use burn::{backend::Autodiff, module::AutodiffModule, optim::AdamWConfig};
+    /// # use burn::lr_scheduler::constant::ConstantLr;
+    /// # use burn::train::{InferenceStep, Learner, LearningComponentsMarker, SupervisedTraining, TrainStep};
+    /// # use burn_zero::{Sharded, Stage, ZeroSettings};
+    /// # use std::fmt::Display;
+    /// # type B = Sharded<Autodiff<burn_flex::Flex>>;
+    /// # use burn_update::{Update, UpdateError};
+    /// # fn train<M>(
+    /// #     model: M,
+    /// #     training: SupervisedTraining<LearningComponentsMarker<B, ConstantLr, M, Update<M, B>>>,
+    /// # ) -> Result<(), UpdateError>
+    /// # where
+    /// #     M: TrainStep + AutodiffModule<B> + Display + Send + 'static,
+    /// #     M::InnerModule: InferenceStep,
+    /// # {
+    /// use burn_accum::ClipByNorm;
+    /// use burn_zero::ReduceOverRanks;
+    ///
+    /// let update = Update::new(AdamWConfig::new().init())
+    ///     .clip_norm(1.0)?
+    ///     .reduce_in_learner(ZeroSettings::stage(Stage::Gradients))?;
+    /// let strategy = update.strategy().threads(4); // or `.process(group)`, under mpirun and srun
+    /// training.with_training_strategy(strategy.into()).launch(Learner::new(model, update, ConstantLr::new(1e-3)));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Records are of the whole model and its optimizer's whole state, written by rank 0, and are
+    /// loaded by any number of ranks.
+    ///
+    /// # Errors
+    ///
+    /// [`UpdateError::Order`].
+    fn reduce_in_learner<M: AutodiffModule<B> + 'static>(
+        self,
+        settings: ZeroSettings,
+    ) -> Result<Update<M, B>, UpdateError> {
+        self.reduce_by(&RankReduction::in_learner(settings))
+    }
+
     /// [`reduce`](Self::reduce) by a reduction with further settings, which is also a handle.
     ///
     /// # Errors
@@ -106,6 +153,7 @@ impl<B: AutodiffBackend> ReduceOverRanks<B> for Update<ParameterShards<B>, B> {
                 parts: self.into_last_parts(AFTER)?,
             },
             trained: HashMap::new(),
+            whole: None,
         }))
     }
 }
@@ -156,6 +204,14 @@ impl RankReduction {
         Ok(Self {
             sharding: Sharding::of(group, false, settings),
         })
+    }
+
+    /// For a Learner, whose strategy brings the ranks:
+    /// [`reduce_in_learner`](ReduceOverRanks::reduce_in_learner).
+    pub fn in_learner(settings: ZeroSettings) -> Self {
+        Self {
+            sharding: Sharding::of(Arc::new(SingleRank::new()), false, settings),
+        }
     }
 
     /// Gives each rank random numbers of its own:
@@ -253,6 +309,8 @@ struct ReducedUpdate<B: AutodiffBackend> {
     inside: Inside<B>,
     /// The ids of the model's trained parameters, by those of their shards.
     trained: HashMap<ParamId, ParamId>,
+    /// On rank 0, while a Learner has a record written: the state of all ranks.
+    whole: Option<PartState>,
 }
 
 impl<B: AutodiffBackend> Stateful<B> for ReducedUpdate<B> {
@@ -260,9 +318,9 @@ impl<B: AutodiffBackend> Stateful<B> for ReducedUpdate<B> {
         self.inside.parts.name()
     }
 
-    /// That of this rank's shards.
+    /// That of this rank's shards; of all ranks while a Learner has a record written.
     fn save(&self) -> Option<PartState> {
-        self.inside.parts.save()
+        self.whole.clone().or_else(|| self.inside.parts.save())
     }
 
     fn load(&mut self, state: PartState, device: &Device<B>) -> Result<(), UpdateError> {
@@ -281,20 +339,8 @@ where
         let model = Box::new(model);
         let (sharding, inside) = (&mut self.sharding, &mut self.inside);
         let trained = &mut self.trained;
-        let prepared = with_stack(|| {
-            sharding.prepare::<B, M, _>(model, inside, |model, inside| {
-                let parameters = Parameters::of::<B, M>(model);
-                let ids = parameters.ids().into_iter().enumerate();
-                *trained = ids.map(|(index, id)| (shard_id(index), id)).collect();
-                let mut listed = Parameter::list::<B, M>(model);
-                for parameter in &mut listed {
-                    if let Some(index) = parameters.index.get(&parameter.id) {
-                        parameter.id = shard_id(*index);
-                    }
-                }
-                inside.parts.prepare(nothing(), &listed)
-            })
-        });
+        let show = |model: &M, inside: &mut _| show_model(model, inside, trained);
+        let prepared = with_stack(|| sharding.prepare::<B, M, _>(model, inside, show));
         Ok(*prepared?)
     }
 
@@ -313,6 +359,15 @@ where
         let ranks = reducer.group().world_size();
         let reduction = self.sharding.settings.reduction;
         (ranks > 1).then(|| Arc::new(RanksOfReducer { reducer, reduction }) as Arc<dyn Ranks>)
+    }
+
+    fn gathers_parameters(&self) -> bool {
+        self.sharding.prepared.lock().shards.is_some()
+    }
+
+    fn serve(&mut self, request: &LoopRequest, model: M) -> Result<M, UpdateError> {
+        let model = Box::new(model);
+        Ok(*with_stack(|| self.serve_boxed(request, model))?)
     }
 
     fn update(
@@ -342,6 +397,82 @@ where
         }
         Ok(model)
     }
+}
+
+impl<B: AutodiffBackend> ReducedUpdate<B> {
+    /// [`Optimize::serve`], of a model that is large by value.
+    fn serve_boxed<M: AutodiffModule<B>>(
+        &mut self,
+        request: &LoopRequest,
+        model: Box<M>,
+    ) -> Result<Box<M>, UpdateError> {
+        let (sharding, inside) = (&mut self.sharding, &mut self.inside);
+        match request {
+            LoopRequest::Prepare { group, device } => {
+                let device = B::Device::from_id(*device);
+                trace_waits(&**group);
+                let trained = &mut self.trained;
+                let show = |model: &M, inside: &mut _| show_model(model, inside, trained);
+                let taken = sharding.take_ranks::<B, M, _>(group, &device, model, inside, show);
+                let (model, _) = taken?;
+                Ok(model)
+            }
+            LoopRequest::ShareStatistics => {
+                Statistics::of::<B, M>(&model).share::<B, M>(&model, &*sharding.group)?;
+                Ok(model)
+            }
+            LoopRequest::BeginRecord => {
+                let ids = Parameters::of::<B, M>(&model).ids();
+                let model = whole_on_rank_0::<B, M>(sharding, model)?;
+                let tree = sharding.gather_whole::<B>(&ids, inside)?;
+                self.whole = match tree {
+                    Some(tree) => {
+                        let device = model.devices().into_iter().next().unwrap_or_default();
+                        let record = to_record::<B, UpdateRecord<B>>(tree, &device)?;
+                        inside.parts.state_in(record)?
+                    }
+                    None => None,
+                };
+                Ok(model)
+            }
+            LoopRequest::EndRecord => {
+                self.whole = None;
+                Ok(sharding.put_shards_again::<B, M>(model))
+            }
+            LoopRequest::Finish => whole_on_rank_0::<B, M>(sharding, model),
+            request => Err(UpdateError::Strategy(format!(
+                "burn-update's loop asks {request:?}, which this version of burn-zero does not know: use one version of both"
+            ))),
+        }
+    }
+}
+
+/// The model as rank 0 uses it alone. All ranks call it.
+fn whole_on_rank_0<B: AutodiffBackend, M: AutodiffModule<B>>(
+    sharding: &mut Sharding,
+    model: Box<M>,
+) -> Result<Box<M>, UpdateError> {
+    sharding.follow::<B, M>(&model);
+    Ok(sharding.put_whole_on_rank_0::<B, M>(model)?)
+}
+
+/// Tells the optimizer inside which parameters the model has, under the ids of their shards.
+/// `trained` gets the ids of those that are trained.
+fn show_model<B: AutodiffBackend, M: AutodiffModule<B>>(
+    model: &M,
+    inside: &mut Inside<B>,
+    trained: &mut HashMap<ParamId, ParamId>,
+) -> Result<(), UpdateError> {
+    let parameters = Parameters::of::<B, M>(model);
+    let ids = parameters.ids().into_iter().enumerate();
+    *trained = ids.map(|(index, id)| (shard_id(index), id)).collect();
+    let mut listed = Parameter::list::<B, M>(model);
+    for parameter in &mut listed {
+        if let Some(index) = parameters.index.get(&parameter.id) {
+            parameter.id = shard_id(*index);
+        }
+    }
+    inside.parts.prepare(nothing(), &listed)
 }
 
 /// Clipping and optimizer, on this rank's shards.
@@ -419,9 +550,13 @@ impl Ranks for RanksOfReducer {
     }
 }
 
+/// A fault of the group stays one, so that the rank that failed is named.
 impl From<ZeroError> for UpdateError {
     fn from(error: ZeroError) -> Self {
-        Self::of_part(REDUCE, error)
+        match error {
+            ZeroError::Ranks(error) => Self::Ranks(error),
+            other => Self::of_part(REDUCE, other),
+        }
     }
 }
 

@@ -27,6 +27,7 @@ mod resumed;
 mod sampled;
 mod statistics;
 mod tied;
+mod update;
 mod variants;
 #[path = "../../../burn-accum/tests/strategy/watch.rs"]
 mod watch;
