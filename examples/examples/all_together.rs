@@ -24,11 +24,12 @@ use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::{
     ClassificationOutput, InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep,
 };
-use burn_accum::{AccumConfig, ClipGlobalNorm, MultiSteps, PerUpdate};
+use burn_accum::{AccumConfig, ClipByNorm};
 use burn_amp::Autocast;
 use burn_checkpoint::{Remat, checkpoint};
 use burn_flex::Flex;
-use burn_zero::{Sharded, Stage, ZeroOptimizer, ZeroSettings, ZeroStrategy};
+use burn_update::Update;
+use burn_zero::{ReduceOverRanks, Sharded, Stage, ZeroSettings};
 
 /// On a GPU `Cuda` in place of `Flex`.
 type Plain = Autodiff<Flex>;
@@ -177,22 +178,21 @@ fn main() -> Result<(), Box<dyn Error>> {
     let plain = accuracy(&training.launch(learner).model);
 
     // In bf16, recomputed, sharded, clipped, in four micro-batches of four on each of two ranks.
-    let clip = ClipGlobalNorm::new(AdamWConfig::new().init(), 5.0)?;
-    let norm = clip.norm();
-    let zero = ZeroOptimizer::in_learner(clip, ZeroSettings::stage(Stage::Gradients))
-        .with_norm(move |value| norm.provide(value));
-    let optimizer = MultiSteps::new(zero, AccumConfig::mean(4))?;
-    let schedule = PerUpdate::new(cosine.init()?, &optimizer.updates());
+    let update = Update::new(AdamWConfig::new().init())
+        .clip_norm(5.0)?
+        .reduce_in_learner(ZeroSettings::stage(Stage::Gradients))?
+        .accumulate(AccumConfig::mean(4))?;
+    let (strategy, schedule) = (update.strategy(), update.per_update(cosine.init()?));
     let training = SupervisedTraining::new(
         "artifacts/everything",
         loader(TRAINING, BATCH / 8),
         loader(VALIDATION, BATCH),
     );
     let model = Classifier::<Everything>::new(&device);
-    let learner = Learner::new(model, optimizer, schedule);
+    let learner = Learner::new(model, update, schedule);
     let training = training
         .metrics((AccuracyMetric::new(), LossMetric::new()))
-        .with_training_strategy(ZeroStrategy::threads(2).into())
+        .with_training_strategy(strategy.threads(2).into())
         .num_epochs(EPOCHS);
     let everything = accuracy(&training.launch(learner).model);
 

@@ -1,5 +1,5 @@
 //! ZeRO with ranks that are threads: the backend's alias gets `Sharded`, and the optimizer goes
-//! into a `ZeroOptimizer`.
+//! into an update that reduces its gradients over the ranks.
 //!
 //! `cargo run --release --example zero`. Under `mpirun` a rank is a process: `MpiGroup::init()?`
 //! takes the place of `ThreadGroup`.
@@ -9,13 +9,15 @@ use std::sync::{Arc, Mutex};
 use burn::backend::Autodiff;
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::optim::AdamWConfig;
 use burn::record::{BinBytesRecorder, FullPrecisionSettings, Recorder};
 use burn::tensor::activation::gelu;
 use burn::tensor::{Distribution, Tensor, backend::Backend};
 use burn_flex::Flex;
+use burn_update::{Update, UpdateError};
 use burn_zero::{
-    GroupOptions, ProcessGroup, Sharded, Stage, ThreadGroup, ZeroError, ZeroOptimizer, ZeroSettings,
+    GroupOptions, ProcessGroup, RankReduction, ReduceOverRanks, Sharded, Stage, ThreadGroup,
+    ZeroSettings,
 };
 
 /// Was: `Autodiff<Flex>`. On a GPU: `Sharded<Autodiff<Cuda>>`.
@@ -59,7 +61,7 @@ fn train(
     stage: Stage,
     model: Model<B>,
     batch: &[f32],
-) -> Result<Trained, ZeroError> {
+) -> Result<Trained, UpdateError> {
     let device = Default::default();
     // This rank's part of the batch.
     let rows = ROWS / group.world_size();
@@ -75,25 +77,25 @@ fn train(
         bucket_elements: 1 << 14,
         ..ZeroSettings::stage(stage)
     };
-    let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group.clone(), settings)?;
-    let mut model = optimizer.prepare(model)?; // gives all ranks rank 0's weights
+    let reduction = RankReduction::new(settings, group.clone())?;
+    let mut update = Update::new(AdamWConfig::new().init()).reduce_by(&reduction)?;
+    let mut model = update.prepare(model)?; // gives all ranks rank 0's weights
     let before = group.traffic().total().data_bytes;
     for _ in 0..STEPS {
-        let gradients = GradientsParams::from_grads(model.loss(x.clone()).backward(), &model);
-        model = optimizer.step(1e-3, model, gradients);
+        let gradients = update.backward(&model, model.loss(x.clone()));
+        model = update.step(1e-3, model, gradients)?;
     }
-    let record = Optimizer::<Model<B>, B>::to_record(&optimizer);
     let state = BinBytesRecorder::<FullPrecisionSettings>::default();
-    let state = Recorder::<B>::record(&state, record, ()).expect("bytes in memory");
+    let state = Recorder::<B>::record(&state, update.record(), ()).expect("bytes in memory");
     let sent = (group.traffic().total().data_bytes - before) / STEPS as u64;
     let weights = model.layers[0].weight.val().into_data().to_vec();
     Ok(Trained {
-        bytes: [state.len() as u64, optimizer.peak_gradient_bytes(), sent],
+        bytes: [state.len() as u64, reduction.peak_gradient_bytes(), sent],
         weights: weights.expect("f32"),
     })
 }
 
-fn main() -> Result<(), ZeroError> {
+fn main() -> Result<(), UpdateError> {
     let device = Default::default();
     let model = Mutex::new(Model::new().fork(&device)); // weights are drawn here, once for all stages
     let batch = Tensor::<Flex, 1>::random([ROWS * WIDTH], Distribution::Normal(0.0, 1.0), &device);

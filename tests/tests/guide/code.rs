@@ -27,10 +27,10 @@ use burn_checkpoint::{MemoryBudget, Policy, Remat, checkpoint, checkpoint_listin
 use burn_fused::{FusedBackward, LinearCrossEntropy, LinearCrossEntropyLossConfig};
 use burn_estimate::{DeviceMemory, Meta, MetaDevice, estimate_on, estimate_rank};
 use burn_tensorboard::TensorBoard;
-use burn_update::{Group, Groups, Paths, Update};
+use burn_update::{AverageConfig, Group, Groups, Paths, Update};
 use burn_zero::{
-    DistributedSampler, HostAdamWConfig, OffloadConfig, OffloadedAdamW, ProcessGroup, SampledLoader, Sharded, SimulatedRank, Stage, ZeroOptimizer, ZeroSettings,
-    ZeroStrategy, offload_parameters,
+    DistributedSampler, HostAdamWConfig, OffloadConfig, OffloadedAdamW, ProcessGroup, ReduceOverRanks, SampledLoader, Sharded, SimulatedRank, Stage, ZeroOptimizer,
+    ZeroSettings, offload_parameters,
 };
 use burn_ranks::local_rank;
 
@@ -202,10 +202,10 @@ fn burn_zero(model: Model<Sharded<Base>>, train: Loader<Sharded<Base>>, valid: L
 type B = Sharded<Autodiff<Cuda>>;                                                       // was: Autodiff<Cuda>
 
 let settings = ZeroSettings::stage(Stage::Gradients);
-let optimizer = ZeroOptimizer::in_learner(AdamWConfig::new().init(), settings);         // was: AdamWConfig::new().init()
-let training = training.with_training_strategy(ZeroStrategy::threads(4).into());        // or processes, under mpirun and srun
+let update = Update::new(AdamWConfig::new().init()).reduce_in_learner(settings)?;       // was: AdamWConfig::new().init()
+let training = training.with_training_strategy(update.strategy().threads(4).into());    // or .process(group), under mpirun and srun
 
-    training.launch(Learner::new(model, optimizer, 1e-3));
+    training.launch(Learner::new(model, update, 1e-3));
     Ok(())
 }
 
@@ -427,26 +427,52 @@ let mut model = optimizer.prepare::<B, _>(model)?;
 
     type B = Sharded<Base>;
 
-    fn threads(model: Model<B>, train: Loader<B>, valid: Loader<Inner<B>>) {
+    fn over_ranks(model: Model<B>, group: Arc<dyn ProcessGroup>) -> Done {
+let mut update = Update::new(AdamWConfig::new().init()).clip_norm(1.0)?.reduce(ZeroSettings::stage(Stage::Gradients), group)?;
+let mut model = update.prepare(model)?; // before the first forward pass: rank 0's weights on all ranks
+
+        drop(model);
+        Ok(())
+    }
+
+    fn every_part(model: Model<B>, batches: Vec<Batch<B>>, group: Arc<dyn ProcessGroup>) -> Done {
+let mut update = Update::new(AdamWConfig::new().init())       // burn-update
+    .clip_norm(1.0)?                                          // burn-accum
+    .reduce(ZeroSettings::stage(Stage::Gradients), group)?    // burn-zero
+    .accumulate(AccumConfig::mean(4))?                        // burn-accum
+    .scale(GradScalerConfig::default())?                      // burn-amp
+    .average(AverageConfig::new(0.999))?;                     // burn-update
+let mut model = update.prepare(model)?; // all ranks start with rank 0's weights
+for batch in batches {
+    let gradients = update.backward(&model, model.loss(batch));
+    model = update.step(1e-3, model, gradients)?;
+}
+
+        Ok(())
+    }
+
+    fn threads(model: Model<B>, train: Loader<B>, valid: Loader<Inner<B>>) -> Done {
         let scheduler = 1e-3;
 
-let optimizer = ZeroOptimizer::in_learner(AdamWConfig::new().init(), ZeroSettings::stage(Stage::Gradients));
+let update = Update::new(AdamWConfig::new().init()).reduce_in_learner(ZeroSettings::stage(Stage::Gradients))?;
 
 SupervisedTraining::new("artifacts", train, valid)
-    .with_training_strategy(ZeroStrategy::threads(4).into())
-    .launch(Learner::new(model, optimizer, scheduler));
+    .with_training_strategy(update.strategy().threads(4).into())
+    .launch(Learner::new(model, update, scheduler));
+
+        Ok(())
     }
 
     fn devices<G: ProcessGroup + 'static>(config: Config, train: Loader<B>, valid: Loader<Inner<B>>, group: Arc<G>) {
         let training = SupervisedTraining::new("artifacts", train, valid);
-        let (optimizer, scheduler) = (AdamWConfig::new().init(), 1e-3);
+        let (update, scheduler) = (Update::new(AdamWConfig::new().init()), 1e-3);
 
 let device = CudaDevice::new(local_rank().unwrap_or(0));
-let strategy = ZeroStrategy::process(group.clone()).with_devices(vec![device.clone()]);
-training.with_training_strategy(strategy.into()).launch(Learner::new(config.init(&device), optimizer, scheduler));
+let strategy = update.strategy().process(group.clone()).with_devices(vec![device.clone()]);
+training.with_training_strategy(strategy.into()).launch(Learner::new(config.init(&device), update, scheduler));
     }
 
-    fn sampled<I, D, T>(model: Model<B>, batcher: T, dataset: D, valid: Loader<Inner<B>>)
+    fn sampled<I, D, T>(update: Update<Model<B>, B>, model: Model<B>, batcher: T, dataset: D, valid: Loader<Inner<B>>)
     where
         I: Clone + std::fmt::Debug + Send + Sync + 'static,
         D: Dataset<I> + 'static,
@@ -456,27 +482,26 @@ training.with_training_strategy(strategy.into()).launch(Learner::new(config.init
 let train = SampledLoader::new(DistributedSampler::shuffled(42), dataset, move |items| {
     DataLoaderBuilder::new(batcher.clone()).batch_size(8).num_workers(2).build(items)
 });
-let strategy = ZeroStrategy::threads(4).with_train_loader(train.clone());
+let strategy = update.strategy().threads(4).with_train_loader(train.clone());
 let training = SupervisedTraining::new("artifacts", train, valid).with_training_strategy(strategy.into());
 
-        let optimizer = ZeroOptimizer::in_learner(AdamWConfig::new().init(), ZeroSettings::stage(Stage::Gradients));
-        training.launch(Learner::new(model, optimizer, 1e-3));
+        training.launch(Learner::new(model, update, 1e-3));
     }
 
     fn whole_stack(model: Model<B>, train: Loader<B>, valid: Loader<Inner<B>>) -> Done {
         let cosine = 1e-3;
         let training = SupervisedTraining::new("artifacts", train, valid);
 
-let clip = ClipGlobalNorm::new(AdamConfig::new().init(), 1.0)?; // not `.init::<B, Model<B>>()`: it runs on shards of the model
-let norm = clip.norm();
-let zero = ZeroOptimizer::in_learner(clip, ZeroSettings::stage(Stage::Gradients)).with_norm(move |value| norm.provide(value));
-let steps = MultiSteps::new(zero, AccumConfig::mean(4))?;
-let schedule = PerUpdate::new(cosine, &steps.updates());
-let optimizer = GradScaler::default().wrap(steps);
+let update = Update::new(AdamConfig::new().init()) // not `.init::<B, Model<B>>()`: it runs on shards of the model
+    .clip_norm(1.0)? // by the norm over all ranks
+    .reduce_in_learner(ZeroSettings::stage(Stage::Gradients))?
+    .accumulate(AccumConfig::mean(4))?
+    .scale(GradScalerConfig::default())?;
+let schedule = update.per_update(cosine);
 
 training
-    .with_training_strategy(ZeroStrategy::threads(2).into()) // the one line
-    .launch(Learner::new(model, optimizer, schedule));
+    .with_training_strategy(update.strategy().threads(2).into()) // the one line
+    .launch(Learner::new(model, update, schedule));
 
         Ok(())
     }
