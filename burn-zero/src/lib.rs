@@ -36,14 +36,17 @@
 //!
 //! # Sharded training
 //!
-//! [`ZeroOptimizer`] runs one of Burn's optimizers on this rank's shard; [`ZeroSettings`] selects
-//! what is sharded. Two lines change in a training program: the backend, `Sharded<Autodiff<..>>`
-//! (stage 2, [`Memory::Host`] and [`with_seed`](ZeroOptimizer::with_seed) need it), and the
-//! optimizer.
+//! [`ReduceOverRanks`] makes a `burn_update::Update` one over ranks: its clipping and its optimizer
+//! run on this rank's shard. [`ZeroOptimizer`] does so with one of Burn's optimizers by itself, for
+//! a loop that takes an `Optimizer`. [`ZeroSettings`] selects what is sharded. Two lines change in a
+//! training program: the backend, `Sharded<Autodiff<..>>` (stage 2, [`Memory::Host`] and
+//! [`with_seed`](ZeroOptimizer::with_seed) need it), and the optimizer.
 //!
 //! # Training in the Learner
 //!
-//! [`ZeroStrategy`] is a strategy for `SupervisedTraining::with_training_strategy`: ranks are
+//! `update.strategy()` of an update with
+//! [`reduce_in_learner`](ReduceOverRanks::reduce_in_learner), or [`ZeroStrategy`] for a
+//! `ZeroOptimizer`, is a strategy for `SupervisedTraining::with_training_strategy`: ranks are
 //! threads of the program, or one process each. With one rank it is Burn's training bit for bit.
 //! With several, validation is shared, and rank 0 computes all metrics and writes Burn's ordinary
 //! records, from which any number of ranks, or Burn alone, resumes. See `docs/zero.md`.
