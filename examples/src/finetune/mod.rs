@@ -22,6 +22,7 @@ pub mod train;
 pub mod tuning;
 
 use burn::prelude::Backend;
+use burn_estimate::measure;
 
 use crate::backend::OnBackend;
 use crate::training::error::TrainingError;
@@ -40,13 +41,16 @@ pub fn run(options: &Options) -> Result<Option<Report>, TrainingError> {
     options.memory.backend.run("finetune", Train(options))?
 }
 
+/// Rows and columns of the products that a device's speed is measured by.
+const MEASURED_SIZE: usize = 1024;
+
 struct Train<'a>(&'a Options);
 
 impl OnBackend for Train<'_> {
     type Output = Result<Option<Report>, TrainingError>;
 
     fn run<B: Backend>(self, device: B::Device) -> Self::Output {
-        let chosen = plan::chosen::<B>(self.0, &device)?;
-        train::train::<Training<B>>(chosen.as_ref().unwrap_or(self.0), device)
+        let profile = || measure::<B>(&device, MEASURED_SIZE);
+        train::train::<Training<B>>(self.0, device.clone(), profile)
     }
 }

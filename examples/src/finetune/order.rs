@@ -67,15 +67,27 @@ impl Order {
         self.sampler.items(items, whole)
     }
 
-    /// The sequences in groups of an update with similar lengths, the groups in a random order.
+    /// The sequences in groups of an update with similar lengths, the groups in a random order. What
+    /// completes the last update of the epoch before comes first, and what begins an update that the
+    /// next epoch completes comes last, so that every update between them is one group.
     fn by_length(&self, mut permuted: Vec<usize>, epoch: usize) -> Vec<usize> {
-        for sorted in permuted.chunks_mut(SORTED_UPDATES * self.update) {
+        let before = (epoch - 1) * self.lengths.len();
+        let completing = before.next_multiple_of(self.update) - before;
+        let (completing, own) = permuted.split_at_mut(completing.min(self.lengths.len()));
+        for sorted in own.chunks_mut(SORTED_UPDATES * self.update) {
             sorted.sort_by_key(|sequence| self.lengths[*sequence]);
         }
-        let groups: Vec<_> = permuted.chunks(self.update).collect();
+        let groups = own.chunks_exact(self.update);
+        let begun = groups.remainder();
+        let groups: Vec<_> = groups.collect();
         let order = self.permuted(groups.len(), epoch);
         let groups = order.into_iter().map(|group| groups[group]);
-        groups.flatten().copied().collect()
+        let groups = groups.flatten().copied();
+        let completing = completing.iter().copied();
+        completing
+            .chain(groups)
+            .chain(begun.iter().copied())
+            .collect()
     }
 
     /// The sequences of an update, counted from 0, the longest first: so the first micro-batch

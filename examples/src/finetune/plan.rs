@@ -4,12 +4,10 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
-use burn::prelude::Backend;
 use burn::tensor::{Int, Tensor};
 use burn_accum::{AccumConfig, Counted};
 use burn_estimate::{
-    DeviceMemory, DeviceProfile, Estimate, LinkedMemory, Meta, MetaDevice, Plan, Planned, measure,
-    plan,
+    DeviceMemory, DeviceProfile, Estimate, LinkedMemory, Meta, MetaDevice, Plan, Planned, plan,
 };
 use burn_zero::{Memory, Stage, ZeroConfig};
 
@@ -20,7 +18,7 @@ use crate::llm::{Llm, LlmConfig, Sequences};
 use crate::training::error::TrainingError;
 use crate::training::options::MemoryOptions;
 use crate::training::precision::{Amp, Training};
-use crate::training::ranks::number_of_ranks;
+use crate::training::ranks::Rank;
 use crate::training::recompute::Checkpoint;
 use crate::training::without_data::Stack;
 
@@ -295,42 +293,68 @@ impl Planner<'_> {
     }
 }
 
-/// The options with the fastest settings that fit into `--memory`; `None` without it. Prints them.
+/// The options with the fastest settings that fit into `--memory`, as rank 0 finds them, and prints:
+/// the speed of a device is measured, so ranks that are processes would choose differently. Without
+/// `--memory` the options as they are. All ranks call it; `profile` measures the device.
 ///
 /// # Errors
 ///
 /// [`TrainingError::Options`] if nothing fits: with the setting that needs the least, and what holds
 /// its memory. What the training would refuse too.
-pub fn chosen<B: Backend>(
+pub fn agreed(
     options: &Options,
-    device: &B::Device,
-) -> Result<Option<Options>, TrainingError> {
+    config: &LlmConfig,
+    rank: &Rank,
+    profile: impl Fn() -> DeviceProfile,
+) -> Result<Options, TrainingError> {
+    let mut agreed = options.clone();
     let Some(bytes) = options.memory_bytes else {
-        return Ok(None);
+        return Ok(agreed);
     };
-    options.validate()?;
-    let config = LlmConfig::read(&options.model)?;
-    let ranks = number_of_ranks(options.memory.ranks, "finetune")?;
-    let profile = measure::<B>(device, 1024);
+    let asked = Setting {
+        ranks: rank.world_size(),
+        ..Setting::new(options.batch, options.accum, &options.memory)
+    };
+    // The same list on all ranks.
+    let settings = asked.others();
+    let place = if rank.rank() == 0 {
+        let best = fastest(options, config, asked, bytes, profile())?;
+        let is_best = |setting: &Setting| *setting == best;
+        settings
+            .iter()
+            .position(is_best)
+            .expect("one of the settings")
+    } else {
+        0
+    };
+    let places = rank.gather_f64("setting of --memory", place as f64)?;
+    settings[places[0] as usize].set(&mut agreed);
+    Ok(agreed)
+}
+
+/// The fastest setting that fits into so many bytes.
+fn fastest(
+    options: &Options,
+    config: &LlmConfig,
+    asked: Setting,
+    bytes: u64,
+    profile: DeviceProfile,
+) -> Result<Setting, TrainingError> {
     let backend = options.memory.backend;
     let memory = match profile.link.memory {
         // Ranks that are threads compute in one memory.
-        LinkedMemory::Shared => DeviceMemory::heap(bytes / ranks as u64),
+        LinkedMemory::Shared => DeviceMemory::heap(bytes / asked.ranks as u64),
         LinkedMemory::Separate if backend == BackendName::Cuda => DeviceMemory::cuda(bytes),
         LinkedMemory::Separate => DeviceMemory::heap(bytes),
     };
     let planner = Planner {
-        config: &config,
-        tuning: &options.tuning,
+        config,
+        tuning: &options.tuning.without_files(config)?,
         context: options.context,
         has_documents: options.packing() == Packing::Documents,
         meta: backend.meta(),
         profile,
         memory,
-    };
-    let asked = Setting {
-        ranks,
-        ..Setting::new(options.batch, options.accum, &options.memory)
     };
     let plan = planner.plan(asked)?;
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
@@ -355,7 +379,5 @@ pub fn chosen<B: Backend>(
         gib(memory.bytes),
         best.time.as_secs_f64()
     );
-    let mut chosen = options.clone();
-    best.setting.set(&mut chosen);
-    Ok(Some(chosen))
+    Ok(best.setting)
 }

@@ -14,6 +14,8 @@ pub struct Report {
     pub losses: Vec<f64>,
     /// The norm over all gradients of each update, before they were clipped.
     pub gradient_norms: Vec<f64>,
+    /// What each update took: reading its sequences, forward, backward, optimizer.
+    pub update_seconds: Vec<f64>,
     /// Loss on the held-out text before the training.
     pub valid_loss_before: f64,
     /// Loss on the held-out text after it.

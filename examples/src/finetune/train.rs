@@ -1,6 +1,7 @@
 //! The training: a loop of its own, because every update is reported.
 
 use std::sync::Mutex;
+use std::time::Instant;
 
 use burn::module::AutodiffModule;
 use burn::optim::Optimizer;
@@ -10,20 +11,24 @@ use burn::train::Interrupter;
 use burn_accum::{AccumConfig, Counted, GradNorm, MultiSteps};
 use burn_amp::GradScaler;
 use burn_checkpoint::MemoryBudget;
+use burn_decorator::split_mix;
+use burn_estimate::DeviceProfile;
 use burn_zero::{Memory, offload_parameters};
 
 use super::options::{Options, Packing};
 use super::order::Order;
+use super::plan;
 use super::progress::ProgressLines;
 use super::report::Report;
 use super::text::{Sequence, Text, batch};
 use crate::llm::{Llm, LlmConfig};
 use crate::pools::peak_bytes;
 use crate::training::error::TrainingError;
-use crate::training::optimizer::of_rank;
+use crate::training::optimizer::{TrainingOptimizer, of_rank};
 use crate::training::ranks::{Rank, device_of, number_of_ranks, run_ranks};
 
-/// Trains, and reports where rank 0 is; the device is one of the backend that the options name.
+/// Trains, and reports where rank 0 is; the device is one of the backend that the options name, and
+/// `profile` measures its speed, which `--memory` asks for.
 ///
 /// # Errors
 ///
@@ -32,6 +37,7 @@ use crate::training::ranks::{Rank, device_of, number_of_ranks, run_ranks};
 pub fn train<B: AutodiffBackend>(
     options: &Options,
     device: B::Device,
+    profile: impl Fn() -> DeviceProfile + Sync,
 ) -> Result<Option<Report>, TrainingError> {
     options.validate()?;
     let ranks = number_of_ranks(options.memory.ranks, "finetune")?;
@@ -47,7 +53,7 @@ pub fn train<B: AutodiffBackend>(
         )));
     }
     let text = Text::load(options, config.vocabulary)?;
-    // Drawn once for the ranks of this process, which share its generator of random numbers.
+    // New adapters are drawn alike in all processes.
     B::seed(&device, options.seed);
     let model = config.init::<B>(&device).read_weights(&options.model)?;
     let model = options.tuning.tuned(model)?;
@@ -57,170 +63,238 @@ pub fn train<B: AutodiffBackend>(
     let run = Run {
         steps: options.steps.unwrap_or(of_one_epoch),
         update_sequences,
-        model: Mutex::new(model.with_checkpoint(options.memory.checkpoint)),
-        options,
+        model: Mutex::new(model),
         text,
-        device,
     };
-    run_ranks(ranks, |rank| run.train(&rank))
+    run_ranks(ranks, |rank| {
+        rank.agree_equal("settings", &format!("{options:?}"))?;
+        let options = plan::agreed(options, &config, &rank, &profile)?;
+        let training = RankTraining {
+            run: &run,
+            options: &options,
+            device: device_of::<B>(&rank, &device),
+            rank: &rank,
+        };
+        training.train()
+    })
 }
 
 /// The values that the ranks of a process share.
-struct Run<'a, B: AutodiffBackend> {
-    options: &'a Options,
+struct Run<B: AutodiffBackend> {
     steps: usize,
     /// Sequences in an update, of all ranks.
     update_sequences: usize,
     text: Text,
     model: Mutex<Llm<B>>,
+}
+
+/// The training of one rank.
+struct RankTraining<'a, B: AutodiffBackend> {
+    run: &'a Run<B>,
+    /// With the settings that `--memory` has chosen.
+    options: &'a Options,
+    rank: &'a Rank,
     device: B::Device,
 }
 
-/// What makes a rank's updates, and what it has found.
-struct Updates<'a, B: AutodiffBackend, O> {
-    rank: &'a Rank,
-    device: B::Device,
+/// What makes the updates.
+struct Updates<O> {
     optimizer: O,
     scaler: GradScaler,
     norm: GradNorm,
-    losses: Vec<f64>,
-    gradient_norms: Vec<f64>,
 }
 
-impl<B: AutodiffBackend> Run<'_, B> {
-    /// Trains one rank.
-    fn train(&self, rank: &Rank) -> Result<Option<Report>, TrainingError> {
-        let (options, is_first) = (self.options, rank.rank() == 0);
-        rank.agree_equal("settings", &format!("{options:?}"))?;
-        let device = device_of::<B>(rank, &self.device);
-        let zero_config = options.zero();
-        let mut zero = of_rank::<B>(&options.adamw(), &zero_config, rank)?;
-        let model = self.placed_model(&device, zero_config.offload_param);
+/// What is known of the updates that were made. `[updates]`
+#[derive(Default)]
+struct History {
+    losses: Vec<f64>,
+    gradient_norms: Vec<f64>,
+    seconds: Vec<f64>,
+    /// Of all updates and ranks.
+    tokens: usize,
+}
+
+impl<B: AutodiffBackend> RankTraining<'_, B> {
+    fn train(&self) -> Result<Option<Report>, TrainingError> {
+        let zero_config = self.options.zero();
+        let zero = of_rank::<B>(&self.options.adamw(), &zero_config, self.rank)?;
+        // Ranks that are threads share the generator of their process otherwise.
+        let mut zero = zero.with_seed(self.options.seed);
+        let model = self.placed_model(zero_config.offload_param);
         let parameters = model.trained_parameters();
-        if is_first {
+        if self.is_first() {
             self.announce(parameters, model.config().parameters());
         }
         let model = zero.prepare::<B, _>(model)?;
-        let norm = zero.inner().norm();
-        let items_of_all_ranks = zero.items_of_all_ranks();
-        let window = MultiSteps::new(zero, AccumConfig::tokens(options.accum))
-            .expect("a window has steps")
-            .with_items_of_all_ranks(items_of_all_ranks);
-        let (_, scale) = options.memory.amp().configs();
-        let scaler = GradScaler::new(&scale)?.with_interrupter(Interrupter::new());
-        let _budget = options
-            .memory
-            .checkpoint
-            .budget()
-            .map(MemoryBudget::install);
+        let mut updates = self.updates(zero)?;
+        let checkpoint = self.options.memory.checkpoint;
+        let _budget = checkpoint.budget().map(MemoryBudget::install);
 
-        let valid_loss_before = self.validate(&model, &device);
-        if is_first {
+        let valid_loss_before = self.validate(&model);
+        if self.is_first() {
             println!("validation loss {valid_loss_before:.4}");
         }
-        let mut updates = Updates {
-            rank,
-            device,
+        let (model, history) = self.train_on(&mut updates, model)?;
+        let valid_loss = self.validate(&model);
+        self.options.write(&model, self.is_first())?;
+        if !self.is_first() {
+            return Ok(None);
+        }
+        let report = self.report(
+            history,
+            [valid_loss_before, valid_loss],
+            updates.scaler.skipped_steps(),
+            parameters,
+        );
+        report.write(self.options)?;
+        Ok(Some(report))
+    }
+
+    /// Windows and a loss scale around the optimizer.
+    fn updates(
+        &self,
+        zero: TrainingOptimizer<B>,
+    ) -> Result<Updates<impl Optimizer<Llm<B>, B> + use<B>>, TrainingError> {
+        let norm = zero.inner().norm();
+        let items_of_all_ranks = zero.items_of_all_ranks();
+        let window = MultiSteps::new(zero, AccumConfig::tokens(self.options.accum))
+            .expect("a window has steps")
+            .with_items_of_all_ranks(items_of_all_ranks);
+        let (_, scale) = self.options.memory.amp().configs();
+        let scaler = GradScaler::new(&scale)?.with_interrupter(Interrupter::new());
+        Ok(Updates {
             optimizer: scaler.wrap(window),
             scaler,
             norm,
-            losses: Vec::new(),
-            gradient_norms: Vec::new(),
-        };
-        let (model, tokens_per_second) = self.train_on(&mut updates, model)?;
-        let valid_loss = self.validate(&model, &updates.device);
-        options.write(&model, is_first)?;
-        if !is_first {
-            return Ok(None);
-        }
-        let report = Report {
-            losses: updates.losses,
-            gradient_norms: updates.gradient_norms,
+        })
+    }
+
+    fn report(
+        &self,
+        history: History,
+        [valid_loss_before, valid_loss]: [f64; 2],
+        skipped_steps: u64,
+        parameters: usize,
+    ) -> Report {
+        let options = self.options;
+        Report {
             valid_loss_before,
             valid_loss,
-            tokens_per_second,
+            tokens_per_second: history.tokens as f64 / history.seconds.iter().sum::<f64>(),
+            losses: history.losses,
+            gradient_norms: history.gradient_norms,
+            update_seconds: history.seconds,
             peak_bytes: peak_bytes(),
-            skipped_steps: updates.scaler.skipped_steps(),
-            steps: self.steps,
+            skipped_steps,
+            steps: self.run.steps,
             micro_batch: options.batch,
             window: options.accum,
-            ranks: rank.world_size(),
+            ranks: self.rank.world_size(),
             context: options.context,
             precision: options.memory.amp().dtype().into(),
             stage: options.memory.zero().number(),
             parameters,
-            sequences: self.text.train.len(),
-        };
-        report.write(options)?;
-        Ok(Some(report))
+            sequences: self.run.text.train.len(),
+        }
     }
 
-    /// A copy of the model for a rank, on its device or in host memory.
-    fn placed_model(&self, device: &B::Device, place: Memory) -> Llm<B> {
-        let model = self.model.lock().expect("no holder panics").clone();
+    fn is_first(&self) -> bool {
+        self.rank.rank() == 0
+    }
+
+    /// A copy of the model for this rank, on its device or in host memory.
+    fn placed_model(&self, place: Memory) -> Llm<B> {
+        let model = self.run.model.lock().expect("no holder panics").clone();
+        let model = model.with_checkpoint(self.options.memory.checkpoint);
         match place {
-            Memory::Device => model.fork(device),
-            Memory::Host => offload_parameters::<B, _>(model.fork(device))
+            Memory::Device => model.fork(&self.device),
+            Memory::Host => offload_parameters::<B, _>(model.fork(&self.device))
                 .expect("the backend that trains has a `Remat`"),
         }
     }
 
-    /// Makes all updates. Returns the model and the tokens that were read in a second, on all
-    /// ranks.
+    /// Makes all updates.
     fn train_on<O: Optimizer<Llm<B>, B>>(
         &self,
-        updates: &mut Updates<'_, B, O>,
+        updates: &mut Updates<O>,
         mut model: Llm<B>,
-    ) -> Result<(Llm<B>, f64), TrainingError> {
-        let (options, rank) = (self.options, updates.rank);
-        B::seed(&updates.device, options.seed);
-        let lengths = self.text.train.iter().map(|sequence| sequence.tokens.len());
+    ) -> Result<(Llm<B>, History), TrainingError> {
+        let Self {
+            options,
+            run: Run { text, steps, .. },
+            ..
+        } = self;
+        let lengths = text.train.iter().map(|sequence| sequence.tokens.len());
         let seed = (!options.no_shuffle).then_some(options.seed);
-        let mut order = Order::new(lengths.collect(), self.update_sequences, seed);
-        let mut tokens = 0;
-        let mut progress = ProgressLines::new(self.steps);
-        for update in 0..self.steps {
-            let lr = options.schedule.lr(options.lr, update, self.steps);
-            let mut sums = LossSums::default();
+        let mut order = Order::new(lengths.collect(), self.run.update_sequences, seed);
+        let mut history = History::default();
+        let mut progress = ProgressLines::new(*steps);
+        for update in 0..*steps {
+            let began = Instant::now();
             let numbers = order.update(update);
-            tokens += self.tokens(&numbers);
-            for sequences in self.micro_batches(&numbers, rank) {
-                let output = model.loss(&batch::<B>(&sequences, &updates.device));
-                let (loss, items) = (output.loss, output.items);
-                sums.add(
-                    loss.clone().inner() * items.clone().inner(),
-                    items.clone().inner(),
-                );
-                let gradients = Counted::mean(loss, items).backward(&model);
-                model = updates.optimizer.step(lr, model, gradients);
-                if let Some(error) = updates.scaler.error() {
-                    return Err(error.into());
-                }
-            }
-            let loss = sums.mean_of_all_ranks(rank)?;
+            let loss;
+            (model, loss) = self.update(updates, model, update, &numbers)?;
             let norm = updates.norm.last().map_or(f64::NAN, f64::from);
             let skips = updates.scaler.skipped_steps() > 0;
             if !loss.is_finite() || !(norm.is_finite() || skips) {
                 let update = update + 1;
                 return Err(TrainingError::Diverged { update, loss, norm });
             }
-            updates.losses.push(loss);
-            updates.gradient_norms.push(norm);
-            if rank.rank() == 0 {
-                progress.update(update + 1, loss, norm, tokens);
+            history.losses.push(loss);
+            history.gradient_norms.push(norm);
+            history.seconds.push(began.elapsed().as_secs_f64());
+            history.tokens += self.tokens(&numbers);
+            if self.is_first() {
+                progress.update(update + 1, loss, norm, history.tokens);
             }
         }
-        Ok((model, tokens as f64 / progress.seconds()))
+        Ok((model, history))
+    }
+
+    /// Makes one update, counted from 0, of some sequences. Returns the mean loss of their tokens
+    /// before it.
+    fn update<O: Optimizer<Llm<B>, B>>(
+        &self,
+        updates: &mut Updates<O>,
+        mut model: Llm<B>,
+        update: usize,
+        numbers: &[usize],
+    ) -> Result<(Llm<B>, f64), TrainingError> {
+        let options = self.options;
+        let lr = options.schedule.lr(options.lr, update, self.run.steps);
+        // Masks are those of the update and the rank, whatever was drawn before.
+        let of_update = split_mix::output(options.seed, update as u64);
+        let seed = split_mix::output(of_update, self.rank.rank() as u64);
+        B::seed(&self.device, seed);
+        let mut sums = LossSums::default();
+        for sequences in self.micro_batches(numbers) {
+            let output = model.loss(&batch::<B>(&sequences, &self.device));
+            let (loss, items) = (output.loss, output.items);
+            sums.add(
+                loss.clone().inner() * items.clone().inner(),
+                items.clone().inner(),
+            );
+            let gradients = Counted::mean(loss, items).backward(&model);
+            model = updates.optimizer.step(lr, model, gradients);
+            if let Some(error) = updates.scaler.error() {
+                return Err(error.into());
+            }
+        }
+        Ok((model, sums.mean_of_all_ranks(self.rank)?))
     }
 
     /// The tokens of some sequences.
     fn tokens(&self, numbers: &[usize]) -> usize {
-        let sequences = numbers.iter().map(|number| &self.text.train[*number]);
+        let sequences = numbers.iter().map(|number| self.sequence(*number));
         sequences.map(|sequence| sequence.tokens.len()).sum()
     }
 
+    fn sequence(&self, number: usize) -> &Sequence {
+        &self.run.text.train[number]
+    }
+
     fn announce(&self, trained: usize, of_model: usize) {
-        let (options, text) = (self.options, &self.text);
+        let (options, text) = (self.options, &self.run.text);
         let (train, valid, context) = (text.train.len(), text.valid.len(), options.context);
         let at_most = if options.packing() == Packing::None {
             "at most "
@@ -237,32 +311,32 @@ impl<B: AutodiffBackend> Run<'_, B> {
             "{}: {of_model} parameters, {trained} trained\ntext: {train} sequences of {at_most}{context} tokens, {valid} held out\n\
              {} updates of {} sequences in {}, into {}",
             options.model.display(),
-            self.steps,
-            self.update_sequences,
+            self.run.steps,
+            self.run.update_sequences,
             options.memory.amp().dtype(),
             options.output.display(),
         );
     }
 
     /// The rank's micro-batches of an update: those of all ranks are assigned in turn.
-    fn micro_batches(&self, numbers: &[usize], rank: &Rank) -> Vec<Vec<&Sequence>> {
-        let micro_batches = numbers.chunks(self.options.batch);
-        let of_rank = micro_batches.skip(rank.rank()).step_by(rank.world_size());
+    fn micro_batches(&self, numbers: &[usize]) -> Vec<Vec<&Sequence>> {
+        let (rank, ranks) = (self.rank.rank(), self.rank.world_size());
+        let of_rank = numbers.chunks(self.options.batch).skip(rank).step_by(ranks);
         let sequences = |micro_batch: &[usize]| {
             let sequences = micro_batch.iter();
-            sequences.map(|number| &self.text.train[*number]).collect()
+            sequences.map(|number| self.sequence(*number)).collect()
         };
         of_rank.map(sequences).collect()
     }
 
     /// The mean loss of the held-out tokens. Every rank computes it: at stage 3 none has the model
     /// without the others.
-    fn validate(&self, model: &Llm<B>, device: &B::Device) -> f64 {
+    fn validate(&self, model: &Llm<B>) -> f64 {
         let model = model.valid();
-        let held_out: Vec<_> = self.text.valid.iter().collect();
+        let held_out: Vec<_> = self.run.text.valid.iter().collect();
         let mut sums = LossSums::default();
         for sequences in held_out.chunks(self.options.batch) {
-            let output = model.loss(&batch(sequences, device));
+            let output = model.loss(&batch(sequences, &self.device));
             sums.add(output.loss * output.items.clone(), output.items);
         }
         sums.mean()

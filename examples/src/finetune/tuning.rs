@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 
 use burn::prelude::*;
 use burn::tensor::DType;
+use burn_estimate::{Meta, MetaDevice};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use super::options::{Options, Packing};
-use crate::llm::{ADAPTER_SETTINGS, ALL_LINEAR, Llm, LoraConfig};
+use crate::llm::{ADAPTER_SETTINGS, ALL_LINEAR, Llm, LlmConfig, LoraConfig};
 use crate::training::error::TrainingError;
 use crate::training::options::{above_zero, positive, probability};
 use crate::training::precision::Amp;
@@ -104,6 +105,30 @@ impl TuningOptions {
             alpha: self.lora_alpha.unwrap_or(2.0 * rank as f64),
             dropout: self.lora_dropout.unwrap_or(0.0),
             is_rank_stabilized: self.rslora,
+        })
+    }
+
+    /// The same choice of parameters without `--adapter`: new adapters of the layers, and with the
+    /// settings, of those in its files. What is estimated many times with it reads them once.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainingError::Model`], as [`tuned`](Self::tuned).
+    pub fn without_files(&self, config: &LlmConfig) -> Result<Self, TrainingError> {
+        let Some(folder) = &self.adapter else {
+            return Ok(self.clone());
+        };
+        let model = config.init::<Meta>(&MetaDevice::new(0));
+        let model = model.with_adapter(folder)?;
+        let lora = model.lora().expect("a model with adapters");
+        Ok(Self {
+            adapter: None,
+            lora_rank: Some(lora.rank),
+            lora_alpha: Some(lora.alpha),
+            rslora: lora.is_rank_stabilized,
+            lora_dropout: Some(lora.dropout),
+            lora_targets: model.target_modules(),
+            ..self.clone()
         })
     }
 

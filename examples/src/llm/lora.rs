@@ -182,7 +182,7 @@ impl<B: Backend> Llm<B> {
 
     /// The adapted layers: the ends of their paths if these are adapted in every block, else the
     /// paths.
-    fn target_modules(&self) -> Vec<String> {
+    pub fn target_modules(&self) -> Vec<String> {
         let projections = self.projections();
         let end = |path: &str| path.rsplit('.').next().unwrap_or_default().to_owned();
         let adapted = projections

@@ -11,6 +11,7 @@ use burn_decorator::module::for_each_float;
 use burn_flex::Flex;
 use burn_zero::TensorFile;
 use examples::finetune::report::Report;
+use examples::finetune::tuning::TuningOptions;
 use examples::llm::{Llm, LlmConfig};
 use serde_json::Value;
 
@@ -271,6 +272,49 @@ fn recomputed_blocks_have_the_same_dropout() {
     let without = run("--lora-dropout 0");
     assert_eq!(without[0], kept[0]);
     assert_ne!(without[4], kept[4]);
+}
+
+/// All sequences are equal, so ranks with the same masks would have the gradient of one rank.
+#[test]
+fn each_rank_draws_masks_of_its_own_and_the_same_in_every_run() {
+    let _turn = turn();
+    let directory = Directory::new("llama");
+    let text = directory.path("equal.txt");
+    std::fs::write(&text, "k".repeat(400)).expect("a file");
+    let run = |more: &str| {
+        let options = format!(
+            "--text {} --steps 3 --batch 1 --lora-rank 2 --lora-dropout 0.5 --lr 1e-2 {more}",
+            text.display()
+        );
+        let options = directory.options_on(&options, "");
+        let report = examples::finetune::run(&options).expect("a training");
+        report.expect("rank 0 is here").gradient_norms
+    };
+    let (one, two) = (run(""), run("--ranks 2"));
+    assert!((one[0] - two[0]).abs() > 1e-3 * one[0], "{one:?} {two:?}");
+    assert_eq!(two, run("--ranks 2"));
+    assert_ne!(two, run("--ranks 2 --seed 43"));
+}
+
+/// `--memory` estimates many settings, and reads the files of `--adapter` once.
+#[test]
+fn adapters_of_a_directory_are_described_without_its_files() {
+    for model in ["llama", "qwen3"] {
+        let directory = Directory::new(model);
+        let start = adapter(model, "start");
+        let options = directory.options(&format!("--adapter {}", start.display()));
+        let config = LlmConfig::read(&options.model).expect("a configuration");
+        let tuned = |tuning: &TuningOptions| {
+            let model: Llm<Flex> = config.init(&Default::default());
+            tuning.tuned(model).expect("adapters")
+        };
+        let described = options.tuning.without_files(&config).expect("adapters");
+        assert_eq!(described.adapter, None);
+        let (read, described) = (tuned(&options.tuning), tuned(&described));
+        assert_eq!(described.lora(), read.lora());
+        assert_eq!(described.target_modules(), read.target_modules());
+        assert_eq!(described.trained_parameters(), read.trained_parameters());
+    }
 }
 
 /// Parameters by their names in the files; the others are in the output as they were.

@@ -62,3 +62,33 @@ fn an_epoch_reads_every_sequence_once_in_its_own_order() {
     let mut resumed = Order::new(vec![16; 12], 5, Some(7));
     assert_eq!(resumed.update(7), shuffled.concat()[35..40]);
 }
+
+#[test]
+fn updates_have_similar_lengths_where_an_epoch_ends_within_one_too() {
+    // An epoch is five updates and a half.
+    let lengths: Vec<usize> = (0..22).map(|number| 1 + number * 7 % 22).collect();
+    let mut order = Order::new(lengths.clone(), 4, Some(7));
+    let updates: Vec<_> = (0..11).map(|update| order.update(update)).collect();
+    for epoch in [updates[..5].concat(), updates[6..].concat()] {
+        let mut spans: Vec<_> = epoch
+            .chunks(4)
+            .map(|update| (lengths[update[3]], lengths[update[0]]))
+            .collect();
+        spans.sort_unstable();
+        // No update has a length between those of another.
+        let is_apart = |pair: &[(usize, usize)]| pair[0].1 < pair[1].0;
+        assert!(spans.windows(2).all(is_apart), "{spans:?}");
+    }
+    let mut read = updates.concat();
+    read.sort_unstable();
+    let twice: Vec<_> = (0..22).flat_map(|sequence| [sequence; 2]).collect();
+    assert_eq!(read, twice);
+
+    // An update of several epochs.
+    let mut order = Order::new(lengths, 50, Some(7));
+    let both = [0, 1].map(|update| order.update(update)).concat();
+    for sequence in 0..22 {
+        let times = both.iter().filter(|read| **read == sequence);
+        assert!((4..=5).contains(&times.count()));
+    }
+}
