@@ -61,6 +61,50 @@ pub enum RematError {
         /// The backend's name.
         backend: String,
     },
+    /// A model for [`checkpoint_units`](crate::checkpoint_units) whose parameters are in fewer than
+    /// two repeated blocks.
+    #[error(
+        "of the {parameters} float parameters of this model {blocks} repeated blocks are found by their paths, and scopes need at \
+         least two: a block's path has a number in it, such as `blocks.0`; name the units by `checkpoint_units_by`, or use a \
+         `MemoryBudget`, which needs no blocks"
+    )]
+    NoRepeatedBlocks {
+        /// Float parameters of the model.
+        parameters: usize,
+        /// Repeated blocks that were found.
+        blocks: usize,
+    },
+    /// A parameter for [`checkpoint_units`](crate::checkpoint_units) whose uses `Remat` does not see.
+    #[error(
+        "the uses of parameter `{parameter}` on `{backend}` are not seen: there is no `Remat` in this backend, or the parameter is \
+         delivered at each use, as in host memory; use `Remat` below `Autodiff`, or a `MemoryBudget`"
+    )]
+    UnitsNotSeen {
+        /// The backend's name.
+        backend: String,
+        /// The path of the first such parameter.
+        parameter: String,
+    },
+    /// A backend for [`checkpoint_units`](crate::checkpoint_units) whose gradients are reduced over
+    /// ranks.
+    #[error(
+        "parameters on `{backend}` cannot be put into units: a reduction over ranks knows each parameter as the one that it has \
+         made itself; use a `MemoryBudget`"
+    )]
+    UnitsOverRanks {
+        /// The backend's name.
+        backend: String,
+    },
+    /// A backend for [`checkpoint_units`](crate::checkpoint_units) that does not tell where its
+    /// backward passes begin.
+    #[error(
+        "`{backend}` does not tell where a backward pass begins, so the scopes of blocks have no end: use \
+         `FusedBackward<Autodiff<Remat<B>>>` or `Autocast<Autodiff<Remat<B>>>` in place of `Autodiff<Remat<B>>`, or a `MemoryBudget`"
+    )]
+    BackwardNotTold {
+        /// The backend's name.
+        backend: String,
+    },
     /// A fraction that is not between 0 and 1.
     #[error("a memory budget of {fraction} of the tape: it must be above 0 and at most 1")]
     InvalidFraction {

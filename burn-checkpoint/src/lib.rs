@@ -117,6 +117,9 @@ pub use record::work::Work;
 pub use scope::checkpoint::{
     checkpoint, checkpoint_labelled, checkpoint_listing, checkpoint_with, evict, keeping,
 };
+pub use scope::checkpoint_units::{
+    CheckpointedUnits, UnitsOptimizer, checkpoint_units, checkpoint_units_by,
+};
 pub use scope::listed_tensors::ListedTensors;
 pub use scope::module::Checkpointed;
 pub use scope::outputs::Outputs;

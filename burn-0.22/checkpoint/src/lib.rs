@@ -47,6 +47,8 @@ mod scope {
     pub(crate) mod region;
     #[path = "../../../burn-checkpoint/src/scope/tiny.rs"]
     pub(crate) mod tiny;
+    #[path = "../../../burn-checkpoint/src/scope/units.rs"]
+    pub(crate) mod units;
 }
 
 pub use budget::MemoryBudget;

@@ -12,6 +12,7 @@ use crate::record::context;
 use crate::record::op::OpInfo;
 use crate::record::work::Work;
 use crate::record::{Call, Results};
+use crate::scope::units::{self, Unit};
 
 impl<B: Backend> Remat<B> {
     /// Runs an operation of your own with its recipe: a scope or a budget drops its result and
@@ -83,6 +84,10 @@ impl<B: Backend> Remat<B> {
         operands: [Value<Self>; N],
         run: impl Fn([Value<B>; N]) -> Value<B> + Send + Sync + 'static,
     ) -> Value<Self> {
+        let unit = units::exist()
+            .then(|| operands.iter().find_map(unit))
+            .flatten();
+        let _reached = unit.and_then(units::reach);
         if !context::records() {
             return resident(run(operands.map(inner)));
         }
@@ -134,6 +139,18 @@ macro_rules! map_value {
 /// An operand as the inner backend takes it: brought back if it is evicted.
 fn inner<B: Backend>(value: Value<Remat<B>>) -> Value<B> {
     map_value!(value, x => x.into_inner(), xs => xs.into_iter().map(inner).collect(), Value::Absent)
+}
+
+/// The unit that an operand is a parameter of.
+fn unit<B: Backend>(value: &Value<Remat<B>>) -> Option<&Arc<Unit>> {
+    match value {
+        Value::Float(x) => x.unit(),
+        Value::Int(x) => x.unit(),
+        Value::Bool(x) => x.unit(),
+        Value::Quant(x) => x.unit(),
+        Value::Many(xs) => xs.iter().find_map(unit),
+        Value::Absent => None,
+    }
 }
 
 /// Shows an operand to a call.

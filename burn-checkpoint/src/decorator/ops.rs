@@ -10,8 +10,8 @@
 use std::sync::Arc;
 
 use burn_backend::{Backend, TensorMetadata};
+use burn_decorator::kind_type;
 use burn_decorator::types::*;
-use burn_decorator::{gradient, kind_type};
 
 use super::backend::Remat;
 use super::bits;
@@ -25,6 +25,7 @@ use crate::record::context;
 use crate::record::op::OpInfo;
 use crate::record::work::Work;
 use crate::record::{self, Call, Promised, Results};
+use crate::scope::units;
 
 /// A result that is float or quantized.
 fn tensor<B: Backend>(results: &mut Results<'_, B>) -> TensorPrimitive<Remat<B>> {
@@ -97,6 +98,8 @@ macro_rules! managed {
         }
     };
     ($work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
+        // Until the end of the method.
+        let _reached = if units::exist() { reached!($($kind $arg),*) } else { None };
         if context::records() || OP.work.passes_delivery() && delivered!($($kind $arg),*) {
             recorded!($op($($arg: $kind),*) -> $ret, call => {
                 $(by_form!(show $kind $arg, call);)*
@@ -104,6 +107,16 @@ macro_rules! managed {
             });
         }
     };
+}
+
+/// Tells the unit of the first operand that is a parameter of one that it is used.
+macro_rules! reached {
+    ($($kind:tt $arg:expr),*) => {{
+        #[allow(unused_mut, reason = "rows without tensors")]
+        let mut unit = None;
+        $(by_form!(each $kind $arg, x => unit = unit.or(x.unit()));)*
+        unit.and_then(units::reach)
+    }};
 }
 
 /// Records the operation `OP`, which begins by `$begin`.
@@ -149,9 +162,9 @@ macro_rules! first {
         if let Some(request) = REQUEST.take() {
             return Handle::Managed(record::delivered(request, $device));
         }
-        if let Some(path) = NAMED.get() {
+        if let Some(named) = NAMED.take() {
             let value = Value::Float(B::float_from_data($data, $device));
-            return Handle::Managed(record::parameter(path, value));
+            return Handle::Managed(record::parameter(named, value));
         }
     };
     (float_random $shape:ident $distribution:ident $device:ident $dtype:ident) => {
@@ -166,9 +179,7 @@ macro_rules! first {
     };
     // Autodiff starts a backward pass with ones, mostly a single one.
     (float_ones $shape:ident $device:ident $dtype:ident) => {
-        if $shape.num_elements() == 1 || gradient::backward_number().is_some() {
-            context::warn_if_left_out();
-        }
+        context::makes_ones($shape.num_elements());
     };
     // The inner backend has no tape, so nothing has to run: a delivered tensor is returned
     // unchanged.
@@ -217,6 +228,15 @@ macro_rules! first {
         })
     };
     (float_to_device $x:ident $device:ident) => {
+        if $x.unit().is_some() && $x.device() == *$device {
+            return $x;
+        }
+        if !$x.is_delivered()
+            && let Some(named) = NAMED.take()
+        {
+            let value = Value::Float(B::float_to_device($x.into_inner(), $device));
+            return Handle::Managed(record::parameter(named, value));
+        }
         if_delivered!($x => {
             let device = $device.clone();
             match $x.device() == device {

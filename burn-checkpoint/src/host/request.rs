@@ -1,6 +1,6 @@
 //! A request for a tensor whose elements are delivered at each use.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use burn_backend::{DType, Shape, TensorData};
@@ -9,9 +9,18 @@ use crate::host::ahead::UploadPlace;
 use crate::host::delivered::Delivery;
 use crate::record::op::OpInfo;
 use crate::record::work::Work;
+use crate::scope::units::Unit;
 
 /// The operation that delivers a requested tensor.
 pub(crate) const DELIVERED: OpInfo = OpInfo::new("delivered", Work::Fixed, "Remat");
+
+/// What is known of a parameter.
+pub(crate) struct Named {
+    /// Its path.
+    pub path: &'static OpInfo,
+    /// The unit that it is in, if its model's units have scopes.
+    pub unit: Option<Arc<Unit>>,
+}
 
 /// A tensor that [`delivered`](crate::delivered()) requests from this thread's `Remat`.
 #[derive(Clone)]
@@ -66,8 +75,8 @@ impl Request {
 }
 
 thread_local! {
-    /// The parameter that this thread uploads, if it has a name.
-    pub(crate) static NAMED: Cell<Option<&'static OpInfo>> = const { Cell::new(None) };
+    /// What this thread's next upload or move gives a parameter; taken by that.
+    pub(crate) static NAMED: RefCell<Option<Named>> = const { RefCell::new(None) };
     /// What this thread's next upload takes, and returns in place of its data.
     pub(crate) static REQUEST: RefCell<Option<Request>> = const { RefCell::new(None) };
 }

@@ -46,6 +46,7 @@ impl<B: Backend> AnyEntry for Node<B> {
             owner_bytes: owner.bytes(),
             retired: self.counted().is_retired(),
             op: self.meta.op,
+            call: self.meta.call,
             lineage: self.lineage(),
             step: self.step(),
             is_float: self.meta.dtype.is_float(),
@@ -55,6 +56,28 @@ impl<B: Backend> AnyEntry for Node<B> {
 
     fn kind(&self) -> Kind {
         Self::kind(self)
+    }
+
+    fn is_of_region(&self, region: &Arc<Region>) -> bool {
+        let state = self.state();
+        let own = state.region.as_ref();
+        own.is_some_and(|own| Arc::ptr_eq(own, region))
+    }
+
+    fn move_to(&self, region: &Arc<Region>) {
+        self.state().region = Some(region.clone());
+    }
+
+    fn inputs(&self) -> Vec<Arc<dyn AnyEntry>> {
+        let mut inputs: Vec<Arc<dyn AnyEntry>> = Vec::new();
+        if let Some(recipe) = self.recipe() {
+            recipe.inputs(&mut |source| inputs.push(source.node().clone()));
+        }
+        inputs
+    }
+
+    fn has_unit(&self) -> bool {
+        self.unit.is_some()
     }
 
     fn upload_place(&self) -> Option<UploadPlace> {

@@ -52,6 +52,14 @@ pub(crate) trait AnyEntry: Send + Sync {
     /// Adds the inputs that have to come back before this node can be replayed, without those that
     /// this search, by its number, has seen.
     fn sources(&self, search: u32, evicted: &mut Vec<Arc<dyn AnyEntry>>);
+    /// Whether the scope that evicts it is this one.
+    fn is_of_region(&self, region: &Arc<Region>) -> bool;
+    /// Has this scope evict it.
+    fn move_to(&self, region: &Arc<Region>);
+    /// The managed tensors that it is computed from, if it has a recipe.
+    fn inputs(&self) -> Vec<Arc<dyn AnyEntry>>;
+    /// Whether it is a parameter of a unit.
+    fn has_unit(&self) -> bool;
     /// The place of a delivered tensor in the order of uploads, if it is in one.
     fn upload_place(&self) -> Option<UploadPlace>;
     /// Estimated nanoseconds to run this node's recipe alone, or to upload it.
@@ -75,6 +83,8 @@ pub(crate) struct NodeInfo {
     /// The storage is counted no more.
     pub retired: bool,
     pub op: &'static OpInfo,
+    /// Which call of the operation it is in its scope, or which operation in that of a unit.
+    pub call: u32,
     pub lineage: Lineage,
     /// When it was made.
     pub step: Step,

@@ -20,6 +20,7 @@ use crate::record;
 use crate::record::Call;
 use crate::record::clock::{Lineage, Read, Step};
 use crate::record::context;
+use crate::scope::units::Unit;
 
 /// A tensor of [`Remat`](crate::Remat): the inner backend's, or a managed one, whose storage may be
 /// evicted and brought back.
@@ -66,6 +67,11 @@ impl<B: Backend> Managed<B> {
         let node = self.node();
         loop {
             let mut state = node.state();
+            if let Some(region) = &state.region
+                && let Some(unit) = &region.unit
+            {
+                unit.note_use(node.meta.call);
+            }
             let goes = if node.meta.is_delivered {
                 state.locks == 0
             } else {
@@ -193,6 +199,12 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
             (true, false) => Read::State,
             (false, _) => Read::Other,
         }
+    }
+
+    /// The unit that it is a parameter of.
+    #[inline]
+    pub(crate) fn unit(&self) -> Option<&Arc<Unit>> {
+        self.node()?.unit.as_ref()
     }
 
     /// Whether the storage exists during uses only.

@@ -39,6 +39,7 @@ use crate::budget::memory::MemoryStats;
 use crate::observe::trace::{self, EventKind, Traced};
 use crate::observe::verify;
 use crate::record::clock::{Lineage, Step};
+use crate::scope::units::Unit;
 use budgeted::Budgeted;
 use content::State;
 use kind::Value;
@@ -52,6 +53,8 @@ pub(crate) struct Node<B: Backend> {
     pub storage: Storage<B>,
     /// What only a budget needs.
     pub budgeted: Option<Budgeted<B>>,
+    /// Of a parameter of a model whose units have scopes.
+    pub unit: Option<Arc<Unit>>,
     /// How many handles there are; recipes are not counted.
     users: AtomicU32,
     state: Mutex<State<B>>,
@@ -95,6 +98,7 @@ impl<B: Backend> Node<B> {
             meta,
             storage,
             budgeted,
+            unit: None,
             users: AtomicU32::new(users),
             state: Mutex::new(state),
         }

@@ -21,6 +21,7 @@ use crate::record::op::OpInfo;
 use crate::scope::policy::Policy;
 use crate::scope::region::Region;
 use crate::scope::tiny::Sizes;
+use crate::scope::units::{self, UnitPass};
 
 /// The budgets of the process, one for each guard; the newest is in force.
 static OF_PROCESS: Mutex<Stack<MemoryBudget>> = Mutex::new(Stack::new());
@@ -40,11 +41,13 @@ thread_local! {
             step: Cell::new(Step::FIRST),
             told: Cell::new(Told::NOTHING),
             met: Cell::new(false),
+            seeded: Cell::new(None),
         }
     };
     static CONTEXT: RefCell<Context> = const {
         RefCell::new(Context {
             frames: Vec::new(),
+            ended_units: Vec::new(),
             budgets: Stack::new(),
             of_process: None,
             counters: Vec::new(),
@@ -67,6 +70,8 @@ struct Flags {
     told: Cell<Told>,
     /// Whether a tensor of `Remat` was used or returned since the outermost scope began.
     met: Cell<bool>,
+    /// The number of the last backward pass whose seed was made, of those that are told.
+    seeded: Cell<Option<u64>>,
 }
 
 impl Flags {
@@ -101,11 +106,15 @@ pub(crate) struct Frame {
     pub region: Arc<Region>,
     /// The tensors that were made in it so far.
     pub nodes: Vec<Weak<dyn AnyEntry>>,
+    /// Of a unit: those that were made in the unit before, as the first ones of this.
+    pub adopted: Vec<Weak<dyn AnyEntry>>,
     pub sizes: Sizes,
 }
 
 struct Context {
     frames: Vec<Frame>,
+    /// Scopes of units that have ended, and whose tensors are not decided about.
+    ended_units: Vec<Frame>,
     /// The thread's budgets, one for each guard; the newest is in force. `None` suspends budgets.
     budgets: Stack<Arc<Installed>>,
     /// The process's budget, in force if the thread has none of its own.
@@ -219,7 +228,7 @@ pub(crate) fn change_process<R>(change: impl FnOnce(&mut Stack<MemoryBudget>) ->
 
 /// Warns once if a backward pass begins on this thread without a budget while another thread has
 /// one.
-pub(crate) fn warn_if_left_out() {
+fn warn_if_left_out() {
     static WARNED: Once = Once::new();
     let has_none =
         |context: &Context| context.budgets.top().is_none() && context.of_process.is_none();
@@ -351,20 +360,88 @@ fn take_back_guess() {
     budgets.for_each(|budget| budget.backward_was_guessed());
 }
 
-/// Opens a scope.
-pub(crate) fn push(policy: Policy) {
+/// Notes that ones are made, which may be the seed of a backward pass: that ends all units.
+#[inline]
+pub(crate) fn makes_ones(elements: usize) {
+    let told = gradient::backward_number();
+    if told.is_none() && elements != 1 {
+        return;
+    }
+    warn_if_left_out();
+    if told.is_some() && FLAGS.with(|flags| flags.seeded.replace(told)) != told {
+        units::end_inside_of(0);
+    }
+}
+
+/// The number of the last backward pass of this thread whose seed was made, of those that are told.
+pub(crate) fn last_told() -> Option<u64> {
+    FLAGS.with(|flags| flags.seeded.get())
+}
+
+/// Opens a scope, that of a unit if it is given. Returns the number of scopes around it.
+pub(crate) fn push(policy: Policy, unit: Option<UnitPass>) -> usize {
     records();
     begin(Phase::Forward);
     CONTEXT.with_borrow_mut(|context| {
         let parent = context.frames.last().map(|frame| frame.region.clone());
         FLAGS.with(|flags| flags.met.set(flags.met.get() && parent.is_some()));
         context.frames.push(Frame {
-            region: Arc::new(Region::new(policy, parent)),
+            region: Arc::new(Region::new(policy, parent, unit)),
             nodes: Vec::new(),
+            adopted: Vec::new(),
             sizes: Sizes::default(),
         });
         context.update();
+        context.frames.len() - 1
+    })
+}
+
+/// Adds a tensor to an open scope.
+pub(crate) fn enlist_in(region: &Arc<Region>, node: Weak<dyn AnyEntry>, bytes: u64) {
+    CONTEXT.with_borrow_mut(|context| {
+        let mut frames = context.frames.iter_mut().rev();
+        if let Some(frame) = frames.find(|frame| Arc::ptr_eq(&frame.region, region)) {
+            frame.nodes.push(node);
+            frame.sizes.add(bytes);
+        }
     });
+}
+
+/// Adds a tensor that the unit before has made to that of the innermost scope.
+pub(crate) fn adopt(node: Arc<dyn AnyEntry>) {
+    CONTEXT.with_borrow_mut(|context| {
+        if let Some(frame) = context.frames.last_mut() {
+            frame.adopted.push(Arc::downgrade(&node));
+        }
+    });
+}
+
+/// Closes all scopes inside of so many, without their ends.
+pub(crate) fn drop_scopes_inside_of(scopes: usize) {
+    let dropped = CONTEXT.with_borrow_mut(|context| {
+        let dropped = context.frames.split_off(scopes.min(context.frames.len()));
+        context.update();
+        (dropped, std::mem::take(&mut context.ended_units))
+    });
+    drop(dropped);
+}
+
+/// Whether the innermost scope is that of a unit, inside of so many scopes.
+pub(crate) fn is_unit_inside_of(scopes: usize) -> bool {
+    CONTEXT.with_borrow(|context| {
+        let innermost = context.frames[scopes.min(context.frames.len())..].last();
+        innermost.is_some_and(|frame| frame.region.unit.is_some())
+    })
+}
+
+/// Keeps the scope of a unit that has ended until its tensors are decided about.
+pub(crate) fn wait_ended_unit(frame: Frame) {
+    CONTEXT.with_borrow_mut(|context| context.ended_units.push(frame));
+}
+
+/// Takes out the scopes of units that have ended.
+pub(crate) fn take_ended_units() -> Vec<Frame> {
+    CONTEXT.with_borrow_mut(|context| std::mem::take(&mut context.ended_units))
 }
 
 /// Adds a tensor to the innermost scope, if one is open, and the bytes of a storage of its own.

@@ -8,7 +8,7 @@ use burn_backend::{Backend, DType, DeviceOps, Shape, TensorMetadata};
 
 use crate::budget::counted::CountedBytes;
 use crate::host::ahead::Version;
-use crate::host::request::{DELIVERED, Request};
+use crate::host::request::{DELIVERED, Named, Request};
 use crate::node::content::{Content, State};
 use crate::node::extent::Extent;
 use crate::node::handle::{Handle, Managed};
@@ -18,19 +18,19 @@ use crate::node::recipe::Upload;
 use crate::node::recipe::{InType, Recipe};
 use crate::node::source::Source;
 use crate::node::{Node, Storage};
-use crate::record::context;
 use crate::record::op::OpInfo;
 use crate::record::work::Work;
+use crate::record::{clock, context};
 
 /// A parameter with a name. It is not counted, as other parameters are not.
-pub(crate) fn parameter<B: Backend>(path: &'static OpInfo, value: Value<B>) -> Managed<B> {
-    let number = context::tick(path).number;
+pub(crate) fn parameter<B: Backend>(named: Named, value: Value<B>) -> Managed<B> {
+    let number = clock::tick();
     let device = value.device().unwrap_or_default();
     let memory = context::memory_on(device.id());
     let (shape, dtype) = (value.shape(), value.dtype());
     let extent = Extent::of(&shape, dtype);
     let meta = TensorMeta {
-        op: path,
+        op: named.path,
         id: number,
         call: 0,
         shape,
@@ -42,9 +42,9 @@ pub(crate) fn parameter<B: Backend>(path: &'static OpInfo, value: Value<B>) -> M
     };
     let storage = Storage::Own(CountedBytes::resident(memory, 0));
     let state = State::new(Content::Kept(value), None);
-    Managed::first(Source::new(Arc::new(Node::new(
-        meta, storage, None, 1, state,
-    ))))
+    let mut node = Node::new(meta, storage, None, 1, state);
+    node.unit = named.unit;
+    Managed::first(Source::new(Arc::new(node)))
 }
 
 /// The tensor that was requested.

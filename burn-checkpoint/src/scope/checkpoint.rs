@@ -11,7 +11,7 @@ use crate::record::work::Work;
 use crate::scope::listed_tensors::ListedTensors;
 use crate::scope::outputs::{self, Outputs};
 use crate::scope::policy::{Policy, SavePolicy};
-use crate::scope::tiny;
+use crate::scope::{tiny, units};
 
 /// Runs `region` and drops what only backward will need of it; backward computes that once more,
 /// bit for bit (`torch.utils.checkpoint`).
@@ -177,11 +177,13 @@ fn run<R>(
     /// its tensors are being dropped.
     struct Scope {
         is_open: bool,
+        /// How many scopes are around it.
+        around: usize,
     }
     impl Drop for Scope {
         fn drop(&mut self) {
             if self.is_open {
-                context::pop();
+                context::drop_scopes_inside_of(self.around);
             }
             if trace::is_on() {
                 trace::emit(EventKind::ScopeEnd, 0, 0, None);
@@ -192,8 +194,11 @@ fn run<R>(
         let label = label.unwrap_or_else(|| policy.name().to_owned());
         trace::emit(EventKind::ScopeBegin { label }, 0, 0, None);
     }
-    context::push(policy);
-    let mut scope = Scope { is_open: true };
+    let around = context::push(policy, None);
+    let mut scope = Scope {
+        is_open: true,
+        around,
+    };
     let results = region();
     let (touched, kept) = outputs::collect(|| touch(&results));
     if touched > 0 && !context::met() {
@@ -205,6 +210,7 @@ fn run<R>(
             );
         });
     }
+    units::end_inside_of(around + 1);
     scope.is_open = false;
     if let Some(frame) = context::pop() {
         end(frame, kept);
@@ -213,7 +219,7 @@ fn run<R>(
 }
 
 /// Ends a scope: its policy decides about the tensors that are in use and are not results.
-fn end(frame: Frame, results: Vec<Arc<dyn AnyEntry>>) {
+pub(crate) fn end(frame: Frame, results: Vec<Arc<dyn AnyEntry>>) {
     let (region, nodes) = (frame.region, frame.nodes);
     let ends = nodes.iter().filter_map(Weak::upgrade);
     let ends = ends.filter(tiny::is_end);
@@ -245,10 +251,14 @@ fn end(frame: Frame, results: Vec<Arc<dyn AnyEntry>>) {
         }
     }
     download::start();
-    let outer = context::region();
     for result in results {
-        if let Some(bytes) = result.leave(&region, outer.as_ref()) {
-            context::enlist(Arc::downgrade(&result), bytes);
+        if let Some(outer) = &region.parent
+            && let Some(bytes) = result.leave(&region, Some(outer))
+        {
+            context::enlist_in(outer, Arc::downgrade(&result), bytes);
+        }
+        if region.parent.is_none() {
+            result.leave(&region, None);
         }
     }
 }

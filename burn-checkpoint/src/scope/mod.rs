@@ -5,8 +5,11 @@
 //!   policy.
 //! - `outputs.rs` and `listed_tensors.rs`: which tensors a scope returns.
 //! - `sequential.rs` and `module.rs`: scopes for lists of blocks and for modules.
+//! - `units.rs` and `checkpoint_units.rs`: scopes that begin and end by themselves, for models that
+//!   cannot be edited.
 
 pub(crate) mod checkpoint;
+pub(crate) mod checkpoint_units;
 pub(crate) mod listed_tensors;
 pub(crate) mod module;
 pub(crate) mod outputs;
@@ -14,3 +17,4 @@ pub(crate) mod policy;
 pub(crate) mod region;
 pub(crate) mod sequential;
 pub(crate) mod tiny;
+pub(crate) mod units;

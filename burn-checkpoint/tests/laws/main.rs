@@ -27,4 +27,5 @@ mod small;
 mod snapshot;
 mod statistics;
 mod twin;
+mod units;
 mod verify;

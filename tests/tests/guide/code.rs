@@ -23,7 +23,7 @@ use burn_accum::{
     PerUpdate, find_micro_batch, rehearse,
 };
 use burn_amp::{Autocast, F16, F32, GradScaler, GradScalerConfig, Watch, autocast, explain_overflow};
-use burn_checkpoint::{MemoryBudget, Policy, Remat, checkpoint, checkpoint_listing};
+use burn_checkpoint::{MemoryBudget, Policy, Remat, checkpoint, checkpoint_listing, checkpoint_units};
 use burn_fused::{FusedBackward, LinearCrossEntropy, LinearCrossEntropyLossConfig};
 use burn_estimate::{DeviceMemory, Meta, MetaDevice, estimate_on, estimate_rank};
 use burn_tensorboard::TensorBoard;
@@ -517,6 +517,16 @@ type B = Autodiff<Remat<Cuda>>;
 
 let _budget = MemoryBudget::fraction(0.4)?.install(); // of what the first step takes
 
+        Ok(())
+    }
+
+    fn scopes_of_blocks(model: Linear<FusedBackward<Autodiff<Remat<Cuda>>>>) -> Done {
+type B = FusedBackward<Autodiff<Remat<Cuda>>>;
+
+let (model, units) = checkpoint_units(model)?; // an error says why if it cannot
+let optimizer = units.wrap(AdamWConfig::new().init());
+
+        optimizes::<B>(&optimizer);
         Ok(())
     }
 
