@@ -250,11 +250,13 @@ impl fmt::Display for Setting {
     }
 }
 
+/// Runs an update of a setting without data.
+type Update<'a> = dyn Fn(&Setting) -> Result<Estimate, TrainingError> + 'a;
+
 /// Estimates of one model's updates on one device. Settings that differ in what is shared out only,
 /// or in the number of micro-batches beyond two, are one run of the step.
 pub struct Planner<'a> {
-    /// Runs an update of a setting without data.
-    update: Box<dyn Fn(&Setting) -> Result<Estimate, TrainingError> + 'a>,
+    update: Box<Update<'a>>,
     profile: DeviceProfile,
     memory: DeviceMemory,
     /// The last run.
