@@ -76,7 +76,12 @@ impl Classes<'_> {
                 let completed = storage.cast_from.and_then(completed);
                 let (from, to) = match completed {
                     Some(at) => (at, at),
-                    None => (storage.born, departures.end_of_operation(storage.last_used)),
+                    None => {
+                        // Unless the end of backward was noted, the optimizer's use is one too.
+                        let last = Some(storage.last_used).filter(|last| *last < self.update);
+                        let last = last.unwrap_or(storage.born);
+                        (storage.born, departures.end_of_operation(last))
+                    }
                 };
                 Some(from..to + 1)
             }
