@@ -77,9 +77,13 @@ impl Classes<'_> {
                 let (from, to) = match completed {
                     Some(at) => (at, at),
                     None => {
-                        // Unless the end of backward was noted, the optimizer's use is one too.
-                        let last = Some(storage.last_used).filter(|last| *last < self.update);
-                        let last = last.unwrap_or(storage.born);
+                        // Where the end of backward is not noted, the optimizer's use would count.
+                        let is_end_noted = self.end(storage.born) < self.update;
+                        let last = if is_end_noted {
+                            storage.last_used
+                        } else {
+                            storage.born
+                        };
                         (storage.born, departures.end_of_operation(last))
                     }
                 };
