@@ -452,10 +452,10 @@ impl Weighed {
             if kind == Kind::Gradient
                 && let Some(whole) = classes.until_departure(storage, kind, shares)
             {
-                let kept = (storage.bytes as f64 * shares.factors(kind, false).0) as u64;
-                let left = (storage.bytes - kept) as i64;
+                let left = storage.bytes as i64;
+                let back = classes.end(storage.born).max(whole.end);
                 add(whole.end, (0, left), 1);
-                add(classes.end(whole.start).max(whole.end), (0, left), -1);
+                add(back, (0, left), -1);
             }
         }
         let (buckets, shards) = shares.added_bytes(classes.trained_bytes());

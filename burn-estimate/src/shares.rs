@@ -39,6 +39,11 @@ impl Shares {
         self.offload || (self.gradients && self.ranks > 1)
     }
 
+    /// Whether new parameters come from the host, or from all ranks, one by one.
+    pub(crate) fn replaces_parameters(&self) -> bool {
+        self.offload || (self.optimizer_state && self.ranks > 1)
+    }
+
     fn part(&self, is_shared: bool) -> f64 {
         if is_shared {
             1.0 / self.ranks.max(1) as f64

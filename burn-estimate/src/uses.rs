@@ -127,11 +127,12 @@ impl<'a> Classes<'a> {
         let (before, after) = shares.factors(kind, born_in_update);
         let bytes = |factor| (storage.bytes as f64 * factor) as u64;
         if let Some(whole) = self.until_departure(storage, kind, shares) {
-            let left = whole.end.max(life.start);
+            // This rank's shard comes back when the pass ends.
+            let back = self.end(storage.born).max(whole.end);
             let mut spans = vec![(whole, storage.bytes)];
             if kind == Kind::Gradient {
-                let update = self.update.clamp(left, life.end.max(left));
-                spans.push((left..update, bytes(before)));
+                let update = self.update.clamp(back, life.end.max(back));
+                spans.push((back..update, bytes(before)));
                 spans.push((update..life.end, bytes(after)));
             }
             spans.retain(|(during, bytes)| !during.is_empty() && *bytes > 0);
@@ -148,9 +149,8 @@ impl<'a> Classes<'a> {
             });
             return spans.collect();
         }
-        if shares.offload && kind == Kind::Parameter && storage.died > self.update {
-            // An optimizer on the host updates one parameter after the other, and drops the old
-            // one before it uploads the new one.
+        if shares.replaces_parameters() && kind == Kind::Parameter && storage.died > self.update {
+            // The old one is dropped before the new one is uploaded.
             let is_replaced = storage.born < self.update && storage.died != u64::MAX;
             let during = match is_replaced {
                 true => storage.born..self.update,
