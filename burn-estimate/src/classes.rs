@@ -2,6 +2,7 @@
 
 use std::cell::OnceCell;
 
+use crate::departures::Departures;
 use crate::ledger::{Phase, Recording, Storage};
 use crate::uses::Brought;
 
@@ -45,6 +46,8 @@ pub(crate) struct Classes<'a> {
     pub update: u64,
     /// The uses before the update that bring a parameter to the device, once they were asked for.
     pub(crate) brought: OnceCell<Vec<Brought<'a>>>,
+    /// How gradients leave the device, once it was asked for.
+    pub(crate) departures: OnceCell<Departures>,
 }
 
 impl<'a> Classes<'a> {
@@ -61,15 +64,32 @@ impl<'a> Classes<'a> {
             recording,
             update: update.unwrap_or(u64::MAX),
             brought: OnceCell::new(),
+            departures: OnceCell::new(),
         }
     }
 
     /// Bytes of the parameters that are trained, old and new ones once.
     pub fn trained_bytes(&self) -> u64 {
+        let known = self.recording.trained_bytes;
+        known.unwrap_or_else(|| self.parameter_bytes())
+    }
+
+    /// Bytes of the parameters that are on the device when the step begins.
+    fn parameter_bytes(&self) -> u64 {
         let storages = self.recording.storages.iter();
         let old = storages.filter(|it| it.parameter.is_some() && it.born <= self.recording.start);
-        let bytes: u64 = old.map(|storage| storage.bytes).sum();
-        bytes.saturating_sub(self.recording.frozen_bytes)
+        old.map(|storage| storage.bytes).sum()
+    }
+
+    /// Whether the parameters were in host memory in the run already.
+    pub fn has_parameters_on_host(&self) -> bool {
+        self.parameter_bytes() < self.trained_bytes()
+    }
+
+    /// Whether the backward pass has ended by then: sums and norms of gradients are computed, and
+    /// the optimizer steps.
+    pub fn is_of_update(&self, at: u64) -> bool {
+        self.phase(at) == Phase::Update
     }
 
     pub fn backwards(&self) -> u64 {

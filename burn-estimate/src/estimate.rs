@@ -132,9 +132,9 @@ where
     name_parameters::<B, M>(&model);
     let model = step(model);
     name_parameters::<B, M>(&model);
-    let frozen_bytes = frozen_bytes::<B, M>(&model);
+    let trained_bytes = trained_bytes::<B, M>(&model);
     let before = sent();
-    let (mut estimate, model) = record(device, frozen_bytes, || {
+    let (mut estimate, model) = record(device, trained_bytes, || {
         let model = step(model);
         // The new parameters.
         name_parameters::<B, M>(&model);
@@ -157,10 +157,14 @@ where
 /// assert_eq!((estimate.start_bytes, estimate.peak_bytes, sum.dims()), (0, 4004, [1]));
 /// ```
 pub fn estimate_run<R>(device: MetaDevice, run: impl FnOnce() -> R) -> (Estimate, R) {
-    record(device, 0, run)
+    record(device, None, run)
 }
 
-fn record<R>(device: MetaDevice, frozen_bytes: u64, run: impl FnOnce() -> R) -> (Estimate, R) {
+fn record<R>(
+    device: MetaDevice,
+    trained_bytes: Option<u64>,
+    run: impl FnOnce() -> R,
+) -> (Estimate, R) {
     // A second thread would free offloaded tensors at times that differ from run to run.
     let _simulated = (ReadsInPlace::on(), simulate_values());
     let before = RematStats::of_thread();
@@ -171,7 +175,7 @@ fn record<R>(device: MetaDevice, frozen_bytes: u64, run: impl FnOnce() -> R) -> 
     device.drain();
     let after = RematStats::of_thread();
     let mut recording = ledger.lock().stop();
-    recording.frozen_bytes = frozen_bytes;
+    recording.trained_bytes = trained_bytes;
     let mut estimate = Estimate::of(Arc::new(recording), Shares::NONE);
     let since = u64::saturating_sub;
     estimate.replayed_operations = since(after.replayed_operations, before.replayed_operations);
@@ -184,29 +188,25 @@ fn name_parameters<B: Backend, M: Module<B>>(model: &M) {
     for_each_float(model, |path, _, value: FloatTensor<B>| {
         // A use would deliver the parameter to the device, from the host or from other ranks.
         if !is_delivered::<B>(&value) {
-            // Any operation that reaches the device through all decorators.
+            // Any operation that reaches the device through all decorators. Detached, because a use
+            // on the tape would keep the parameter's gradient on the device until backward ends.
+            let value = B::float_detach(value);
             label(path, || drop(B::float_neg(value)));
         }
     });
 }
 
-/// Bytes on the device of the parameters and running statistics that are not trained.
-fn frozen_bytes<B: Backend, M: Module<B>>(model: &M) -> u64 {
-    let (mut frozen, mut has_trained) = (BTreeMap::new(), false);
+/// Bytes of the parameters that are trained, in whatever memory they are. `None` on a backend
+/// without autodiff, which says of none that it is trained.
+fn trained_bytes<B: Backend, M: Module<B>>(model: &M) -> Option<u64> {
+    let mut trained = BTreeMap::new();
     for_each_float(model, |_, id, value: FloatTensor<B>| {
-        let is_trained = B::float_is_require_grad(&value);
-        has_trained |= is_trained;
-        if !is_trained && !is_delivered::<B>(&value) {
+        if B::float_is_require_grad(&value) {
             let bytes = value.shape().num_elements() * value.dtype().size();
-            frozen.insert(id.val(), bytes as u64);
+            trained.insert(id.val(), bytes as u64);
         }
     });
-    // A backend without autodiff says of none that it is trained.
-    if has_trained {
-        frozen.values().sum()
-    } else {
-        0
-    }
+    (!trained.is_empty()).then(|| trained.values().sum())
 }
 
 impl Estimate {
@@ -244,7 +244,12 @@ impl Estimate {
             });
         }
         holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
-        let (costs, transfers) = (|| recording.costs.iter(), || recording.transfers.iter());
+        let costs = || recording.costs.iter();
+        // An optimizer on the host moves what `Uses::traffic` says.
+        let transfers = || {
+            let all = recording.transfers.iter();
+            all.filter(|moved| !(shares.offload && classes.is_of_update(moved.at)))
+        };
         Self {
             peak_bytes: weighed.peak_bytes,
             peak_phase: classes.phase(at),
@@ -312,8 +317,11 @@ impl Estimate {
         let classes = Classes::new(&self.recording);
         let (last, update) = (classes.last_forward(), classes.update);
         let more = f64::from(micro_batches);
+        // Sums and norms of gradients that have left the device are computed where they are.
+        let is_of_update =
+            |at| at >= update || (self.shares.offload && classes.phase(at) == Phase::Update);
         let times = |at| match at {
-            _ if at >= update => self.shares.update(),
+            _ if is_of_update(at) => self.shares.update(),
             _ if at >= last => 1.0 + more,
             _ => 1.0,
         };
@@ -435,13 +443,19 @@ impl Weighed {
         for storage in &recording.storages {
             let kind = classes.kind(storage);
             for (during, bytes) in classes.spans(storage, kind, shares) {
-                let leaves = during.start < update && kind == Kind::Gradient;
-                let left = if leaves { storage.bytes - bytes } else { 0 };
-                let change = (bytes as i64, left as i64);
-                add(during.start, change, 1);
+                add(during.start, (bytes as i64, 0), 1);
                 if during.end != u64::MAX {
-                    add(during.end, change, -1);
+                    add(during.end, (bytes as i64, 0), -1);
                 }
+            }
+            // Until the pass ends, what has left may still be under way.
+            if kind == Kind::Gradient
+                && let Some(whole) = classes.until_departure(storage, kind, shares)
+            {
+                let left = storage.bytes as i64;
+                let back = classes.end(storage.born).max(whole.end);
+                add(whole.end, (0, left), 1);
+                add(back, (0, left), -1);
             }
         }
         let (buckets, shards) = shares.added_bytes(classes.trained_bytes());

@@ -47,9 +47,13 @@ pub(crate) struct Storage {
     pub source: Option<Source>,
     /// When operations use it, for a parameter and for what is computed from a single one.
     pub uses: Vec<Use>,
+    /// When the storage was allocated that it is a cast of, if it is one.
+    pub cast_from: Option<u64>,
     /// Whether its elements are booleans or random numbers.
     pub is_mask: bool,
     pub born: u64,
+    /// When an operation of the phase in which it was allocated last began to use it.
+    pub last_used: u64,
     /// `u64::MAX` while it is alive.
     pub died: u64,
 }
@@ -122,8 +126,8 @@ pub(crate) struct Transfer {
 pub(crate) struct Recording {
     /// When it began.
     pub start: u64,
-    /// Bytes of the parameters that are not trained.
-    pub frozen_bytes: u64,
+    /// Bytes of the parameters that are trained, in whatever memory they are, if it is known.
+    pub trained_bytes: Option<u64>,
     /// All storages that were alive at some time of it.
     pub storages: Vec<Storage>,
     /// When phases began.
@@ -172,6 +176,7 @@ pub(crate) struct Ledger {
     next: u64,
     clock: u64,
     phase: Phase,
+    phase_began: u64,
     owner: Option<Arc<str>>,
     /// The parameter that is used next; set when it is used.
     upcoming: Arc<OnceLock<Arc<str>>>,
@@ -187,6 +192,7 @@ impl Ledger {
             next: 0,
             clock: 0,
             phase: Phase::Forward,
+            phase_began: 0,
             owner: None,
             upcoming: Arc::default(),
             recording: None,
@@ -209,6 +215,7 @@ impl Ledger {
         if let Some(recording) = &mut self.recording {
             // After all allocations of the last phase.
             self.clock += 1;
+            self.phase_began = self.clock;
             recording.phases.push((self.clock, phase));
         }
     }
@@ -453,6 +460,9 @@ impl Ledger {
             let view = self.tensors.get(&input.id);
             if let Some(storage) = view.and_then(|view| self.storages.get_mut(&view.storage)) {
                 storage.next = self.upcoming.clone();
+                if storage.born >= self.phase_began {
+                    storage.last_used = self.clock;
+                }
                 parameter = parameter.or_else(|| storage.parameter.clone());
             }
         }
@@ -488,6 +498,8 @@ impl Ledger {
         let cast = calls.iter().find(|call| call.row.name == "float_cast");
         let cast_bytes = cast.and_then(|call| call.op.outputs().next());
         let cast_bytes = cast_bytes.map(|output| bytes(output) as u64);
+        let cast_from = cast.and_then(|call| storage(&call.op.inputs().next()?));
+        let cast_from = cast_from.map(|storage| self.storages[&storage].born);
         let sources = inputs.iter().map(|input| self.storages[input].source());
         let sources: Option<Vec<_>> = sources.collect();
         let source = sources.and_then(|sources| sources.into_iter().next());
@@ -500,6 +512,7 @@ impl Ledger {
         for output in new {
             if let Some(output) = self.storages.get_mut(output) {
                 output.source.clone_from(&source);
+                output.cast_from = cast_from;
             }
         }
         let used = Use {
@@ -566,8 +579,10 @@ impl Ledger {
             parameter: None,
             source: None,
             uses: Vec::new(),
+            cast_from: None,
             is_mask: dtype.is_bool() || row.name.ends_with("_random"),
             born: self.clock,
+            last_used: self.clock,
             died: u64::MAX,
         }
     }

@@ -44,6 +44,7 @@ mod backend;
 mod classes;
 mod client;
 mod cubecl;
+mod departures;
 mod device;
 mod estimate;
 #[cfg(feature = "fusion")]

@@ -34,6 +34,16 @@ impl Shares {
         bucket_bytes: 0,
     };
 
+    /// Whether gradients leave the device during backward.
+    pub(crate) fn gradients_leave(&self) -> bool {
+        self.offload || (self.gradients && self.ranks > 1)
+    }
+
+    /// Whether new parameters come from the host, or from all ranks, one by one.
+    pub(crate) fn replaces_parameters(&self) -> bool {
+        self.offload || (self.optimizer_state && self.ranks > 1)
+    }
+
     fn part(&self, is_shared: bool) -> f64 {
         if is_shared {
             1.0 / self.ranks.max(1) as f64
@@ -54,7 +64,7 @@ impl Shares {
             Kind::Gradient if self.offload => (0.0, 0.0),
             Kind::Gradient => (self.part(self.gradients), state),
             Kind::Parameter if self.parameters => (1.0, state),
-            Kind::Temporary if born_in_update => (1.0, state),
+            Kind::Temporary | Kind::Input if born_in_update => (1.0, state),
             _ => (1.0, 1.0),
         }
     }

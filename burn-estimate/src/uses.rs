@@ -16,6 +16,8 @@ use crate::shares::Shares;
 pub(crate) struct Uses {
     /// Of those that are trained.
     pub parameter_bytes: u64,
+    /// Whether they were in host memory in the run.
+    pub are_on_host: bool,
     /// Backward passes of the step.
     pub backwards: u64,
     /// Bytes of parameters to the device, when they are used.
@@ -39,7 +41,10 @@ impl Uses {
         let shards = if shares.optimizer_state { owned } else { 0 };
         let (downloaded_bytes, uploaded_bytes, host_bytes) = match shares.offload {
             // Gradient, master and moments are read, all but the gradient written.
-            true => (parameter_bytes * backwards, parameter_bytes, 7 * owned),
+            true => {
+                let uploaded_bytes = if self.are_on_host { 0 } else { parameter_bytes };
+                (parameter_bytes * backwards, uploaded_bytes, 7 * owned)
+            }
             false => (
                 several * (parameter_bytes * passes + shards),
                 several * (parameter_bytes + shards),
@@ -116,9 +121,23 @@ impl<'a> Classes<'a> {
         if *shares == Shares::NONE {
             return vec![(life, storage.bytes)];
         }
-        let born_in_update = storage.born >= self.update;
+        // What is computed from gradients before the optimizer steps is where they are.
+        let born_in_update = storage.born >= self.update
+            || (shares.gradients_leave() && self.is_of_update(storage.born));
         let (before, after) = shares.factors(kind, born_in_update);
         let bytes = |factor| (storage.bytes as f64 * factor) as u64;
+        if let Some(whole) = self.until_departure(storage, kind, shares) {
+            // This rank's shard comes back when the pass ends.
+            let back = self.end(storage.born).max(whole.end);
+            let mut spans = vec![(whole, storage.bytes)];
+            if kind == Kind::Gradient {
+                let update = self.update.clamp(back, life.end.max(back));
+                spans.push((back..update, bytes(before)));
+                spans.push((update..life.end, bytes(after)));
+            }
+            spans.retain(|(during, bytes)| !during.is_empty() && *bytes > 0);
+            return spans;
+        }
         if shares.parameters && self.comes_and_goes(storage) {
             let spans = self.in_use(storage).into_iter();
             let spans = spans.map(|during| match during.start < self.update {
@@ -129,6 +148,15 @@ impl<'a> Classes<'a> {
                 false => (during, bytes(after)),
             });
             return spans.collect();
+        }
+        if shares.replaces_parameters() && kind == Kind::Parameter && storage.died > self.update {
+            // The old one is dropped before the new one is uploaded.
+            let is_replaced = storage.born < self.update && storage.died != u64::MAX;
+            let during = match is_replaced {
+                true => storage.born..self.update,
+                false => storage.born.min(self.update)..storage.died,
+            };
+            return vec![(during, storage.bytes)];
         }
         match life.contains(&self.update) && !born_in_update {
             true => vec![
@@ -232,6 +260,7 @@ impl<'a> Classes<'a> {
         let rounded = parameters.values().filter(|(own, gathered)| gathered < own);
         Uses {
             parameter_bytes: self.trained_bytes(),
+            are_on_host: self.has_parameters_on_host(),
             backwards: self.backwards(),
             delivered_bytes: deliveries.iter().map(|delivery| delivery.bytes.1).sum(),
             gathered_bytes: units.iter().map(|unit| of_unit[unit]).sum(),

@@ -18,6 +18,7 @@ use burn::optim::adaptor::GradAdaptor;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::tensor::{TensorData, TensorMetadata, backend::AutodiffBackend};
 use burn_backend::Backend;
+use burn_decorator::simulated::values_are_simulated;
 use burn_decorator::{HostRead, message};
 
 use super::host_state::{HostState, OffloadRecord, State};
@@ -217,6 +218,11 @@ impl Download {
         let initial = self.value.map(|value| read(value, "the value"));
         let value = initial.transpose()?;
         let gradient = read(self.gradient, "the gradient")?;
+        if values_are_simulated() {
+            // An estimate of a large model has no memory for its state.
+            let state = HostState::without_values(config, &gradient)?;
+            return Ok((state, gradient));
+        }
         if !is_finite(&gradient) {
             burn_decorator::warn_user!(
                 "{path}: the gradient is not finite, and so will be its moments: skip such steps with a loss scaler"

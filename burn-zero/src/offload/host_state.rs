@@ -133,6 +133,22 @@ impl HostState {
         Ok(own)
     }
 
+    /// The state of a parameter like `gradient` in a program without data: of no elements.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`HostAdamW`].
+    pub(super) fn without_values(
+        config: &HostAdamWConfig,
+        gradient: &TensorData,
+    ) -> Result<Self, ZeroError> {
+        Ok(Self {
+            adamw: HostAdamW::new(config.clone(), &[])?,
+            shape: gradient.shape.to_vec(),
+            dtype: gradient.dtype,
+        })
+    }
+
     fn copy(&self, config: &HostAdamWConfig) -> Result<Self, ZeroError> {
         Ok(Self {
             adamw: HostAdamW::from_state(config.clone(), self.adamw.state())?,

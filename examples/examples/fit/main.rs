@@ -4,36 +4,45 @@
 //! The gpt example's step without data, and the settings of it that fit into some memory.
 
 mod draw;
+mod published;
 
-use std::collections::BTreeSet;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use burn::module::Module;
-use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer};
-use burn::tensor::backend::AutodiffBackend;
+use burn::optim::GradientsParams;
 use burn::tensor::{Int, Tensor};
-use burn_amp::{Autocast, Bf16, F16};
+use burn_accum::Normalization;
 use burn_estimate::{
-    DeviceMemory, DeviceProfile, Estimate, LinkedMemory, Meta, MetaDevice, Plan, Planned, Shares,
-    estimate_on, measure, plan,
+    DeviceMemory, DeviceProfile, Estimate, Meta, MetaDevice, Plan, Planned, measure,
 };
 use burn_flex::Flex;
-use burn_zero::{Stage, ZeroSettings};
+use burn_zero::Stage;
 use clap::{Parser, ValueEnum};
 
 use examples::backend::{BackendName, with_fusion};
+use examples::finetune::plan::Updates;
+use examples::finetune::tuning::TuningOptions;
 use examples::gpt::loader::TokenBatch;
 use examples::gpt::model::{Gpt, GptConfig};
 use examples::gpt::options::Options;
+use examples::training::error::TrainingError;
 use examples::training::options::{bytes, count};
-use examples::training::precision::{Amp, Differentiating};
+use examples::training::plan::{Planner, Setting};
+use examples::training::precision::{Amp, Training};
 use examples::training::recompute::Checkpoint;
 
+use published::Published;
+
 fn main() -> ExitCode {
-    match Fit::parse().run() {
+    let fit = Fit::parse();
+    let said = match &fit.model {
+        Some(model) => fit.run_published(model).map(|report| report.to_string()),
+        None => fit.run().map(|report| report.to_string()),
+    };
+    match said {
         Ok(report) => {
             println!("{report}");
             ExitCode::SUCCESS
@@ -54,6 +63,20 @@ pub struct Fit {
     /// It replaces --layers, --heads and --width; its vocabulary is GPT-2's
     #[arg(long, value_parser = count, help_heading = "Fit")]
     pub params: Option<u64>,
+
+    /// A published model of finetune's, instead of the gpt example's: a directory with config.json,
+    /// or that file. No weights are read
+    #[arg(
+        long,
+        value_name = "DIR|FILE",
+        conflicts_with = "params",
+        help_heading = "Fit"
+    )]
+    pub model: Option<PathBuf>,
+
+    /// What is trained of --model.
+    #[command(flatten)]
+    pub tuning: TuningOptions,
 
     /// Memory of the device, in MiB or GiB: 900M, 24G
     #[arg(long, value_parser = bytes, default_value = "24G", help_heading = "Fit")]
@@ -110,25 +133,6 @@ impl DeviceName {
     }
 }
 
-/// A setting of the step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Setting {
-    /// Sequences in memory at once.
-    pub batch: usize,
-    /// Micro-batches of an update.
-    pub accum: usize,
-    /// Precision.
-    pub amp: Amp,
-    /// What becomes of activations until backward.
-    pub checkpoint: Checkpoint,
-    /// What is sharded over ranks. On one rank [`Stage::Parameters`] has parameters in host memory.
-    pub stage: Stage,
-    /// Number of ranks.
-    pub ranks: usize,
-    /// Whether the optimizer is on the host.
-    pub offload: bool,
-}
-
 /// What [`Fit::run`] finds.
 #[derive(Clone, Debug)]
 pub struct Report {
@@ -162,51 +166,13 @@ impl Fit {
     fn run_on(&self, profile: DeviceProfile) -> Result<Report, Box<dyn std::error::Error>> {
         let start = Instant::now();
         let model = self.model()?;
-        let (batch, accum) = match self.gpt.effective_batch {
-            Some(effective) => (self.gpt.batch.unwrap_or(effective), 1),
-            None => (self.gpt.batch.unwrap_or(16), self.gpt.accum.unwrap_or(1)),
-        };
-        let ranks = self.gpt.memory.ranks.unwrap_or(1);
-        let stage = match self.gpt.memory.zero.unwrap_or_default() {
-            _ if self.gpt.memory.offload_param => Stage::Parameters,
-            Stage::Parameters if ranks == 1 => Stage::DataParallel,
-            stage => stage,
-        };
-        let asked = Setting {
-            batch,
-            accum,
-            amp: self.gpt.memory.amp.unwrap_or(Amp::Off),
-            checkpoint: self.gpt.memory.checkpoint,
-            stage,
-            ranks,
-            offload: self.gpt.memory.offload,
-        };
-        let is_cubecl = self.device != DeviceName::Cpu && !self.no_pools;
-        let (meta, memory) = match is_cubecl {
-            true if self.no_fusion => (MetaDevice::cuda(0), DeviceMemory::cuda(self.memory)),
-            true => (
-                with_fusion(MetaDevice::cuda(0)),
-                DeviceMemory::cuda(self.memory),
-            ),
-            false => (MetaDevice::new(0), DeviceMemory::heap(self.memory)),
-        };
-        let mut runs = Runs::new(&model, profile, meta, memory);
-        let asked = runs.planned(asked);
-        let mut settings = settings(batch * accum, asked.setting);
-        if profile.link.memory == LinkedMemory::Shared {
-            settings.retain(|setting| !setting.uses_host());
-        }
-        let mut plan = plan(settings, memory, |setting, too_large| {
-            let larger = |planned: &Planned<Setting>| {
-                let Setting { batch, accum, .. } = planned.setting;
-                // Without accumulation there are no sums of gradients.
-                let sums = setting.accum > 1 || accum == 1;
-                batch <= setting.batch && sums && planned.setting.same_but_for_batches(setting)
-            };
-            let hopeless = too_large.iter().any(larger);
-            (!hopeless).then(|| runs.estimate(*setting))
-        });
-        for budget in self.budgets(&plan, &mut runs) {
+        let asked = self.asked(16);
+        let (meta, memory) = self.device_without_data();
+        let mut planner = Planner::new(profile, memory, |setting| update(&model, setting, meta));
+        let precisions = precisions(asked.amp);
+        let asked = planner.planned(asked)?;
+        let mut plan = planner.plan(asked.setting, &precisions)?;
+        for budget in self.budgets(&plan, &mut planner)? {
             plan.add(budget, memory);
         }
         if let Some(file) = &self.plot {
@@ -218,20 +184,104 @@ impl Fit {
                 &drawn.setting.to_string(),
             )?;
         }
-        let parameters = model.init::<Meta>(&MetaDevice::default()).num_params();
+        drop(planner);
         Ok(Report {
+            parameters: parameters(&model),
             model,
-            parameters,
             asked,
             plan,
             memory,
-            lacks_fusion: is_cubecl && !self.no_fusion && !cfg!(feature = "fusion"),
+            lacks_fusion: self.lacks_fusion(),
             took: start.elapsed(),
         })
     }
 
-    fn model(&self) -> Result<GptConfig, Box<dyn std::error::Error>> {
-        self.gpt.validate()?;
+    fn is_cubecl(&self) -> bool {
+        self.device != DeviceName::Cpu && !self.no_pools
+    }
+
+    /// The device without data, and its memory.
+    fn device_without_data(&self) -> (MetaDevice, DeviceMemory) {
+        if !self.is_cubecl() {
+            return (MetaDevice::new(0), DeviceMemory::heap(self.memory));
+        }
+        let meta = MetaDevice::cuda(0);
+        let meta = if self.no_fusion {
+            meta
+        } else {
+            with_fusion(meta)
+        };
+        (meta, DeviceMemory::cuda(self.memory))
+    }
+
+    /// Estimates the update of a published model, and looks for the settings that fit.
+    ///
+    /// # Errors
+    ///
+    /// A configuration that cannot be read, or is of another family; options that contradict each
+    /// other.
+    pub fn run_published(&self, model: &Path) -> Result<Published, Box<dyn std::error::Error>> {
+        self.run_published_on(model, self.device.profile())
+    }
+
+    /// [`run_published`](Self::run_published), with another device's speed.
+    fn run_published_on(
+        &self,
+        model: &Path,
+        profile: DeviceProfile,
+    ) -> Result<Published, Box<dyn std::error::Error>> {
+        let start = Instant::now();
+        self.refuse_unread()?;
+        self.refuse_places()?;
+        let asked = self.asked(1);
+        self.tuning.validate(asked.amp)?;
+        let config = published::read_config(model)?;
+        let (meta, memory) = self.device_without_data();
+        let updates = Updates {
+            config: &config,
+            tuning: &self.tuning,
+            context: self.gpt.context,
+            has_documents: false,
+            meta,
+        };
+        let trained = updates.trained_parameters()?;
+        let mut planner = updates.planner(profile, memory);
+        let asked = planner.planned(asked)?;
+        let plan = planner.plan(asked.setting, &[asked.setting.amp])?;
+        drop(planner);
+        Ok(Published {
+            config,
+            trained,
+            asked,
+            plan,
+            context: self.gpt.context,
+            memory,
+            lacks_fusion: self.lacks_fusion(),
+            took: start.elapsed(),
+        })
+    }
+
+    /// The setting of the options.
+    fn asked(&self, default_batch: usize) -> Setting {
+        let (batch, accum) = match self.gpt.effective_batch {
+            Some(effective) => (self.gpt.batch.unwrap_or(effective), 1),
+            None => (
+                self.gpt.batch.unwrap_or(default_batch),
+                self.gpt.accum.unwrap_or(1),
+            ),
+        };
+        Setting::new(batch, accum, &self.gpt.memory)
+    }
+
+    /// Whether this build cannot estimate the Fusion that the device has.
+    fn lacks_fusion(&self) -> bool {
+        self.is_cubecl() && !self.no_fusion && !cfg!(feature = "fusion")
+    }
+
+    /// # Errors
+    ///
+    /// An option of gpt that means nothing here.
+    fn refuse_unread(&self) -> Result<(), Box<dyn std::error::Error>> {
         if self.gpt.config.is_some() {
             return Err("fit reads no --config: give what it says as options".into());
         }
@@ -246,14 +296,29 @@ impl Fit {
                 "--backend: say --device",
             ),
         ];
-        if let Some((_, option)) = refused.iter().find(|(is_given, _)| *is_given) {
-            return Err(format!("fit has no {option}").into());
+        match refused.iter().find(|(is_given, _)| *is_given) {
+            Some((_, option)) => Err(format!("fit has no {option}").into()),
+            None => Ok(()),
         }
+    }
+
+    /// # Errors
+    ///
+    /// Parameters in the host memory of ranks that do not share them: a run of it would compute in
+    /// this machine's memory.
+    fn refuse_places(&self) -> Result<(), Box<dyn std::error::Error>> {
         let stage = self.gpt.memory.zero.unwrap_or_default();
         let several = self.gpt.memory.ranks.is_some_and(|ranks| ranks > 1);
         if self.gpt.memory.offload_param && several && stage != Stage::Parameters {
             return Err("fit estimates --offload-param on one rank, or with --zero 3".into());
         }
+        Ok(())
+    }
+
+    fn model(&self) -> Result<GptConfig, Box<dyn std::error::Error>> {
+        self.gpt.validate()?;
+        self.refuse_unread()?;
+        self.refuse_places()?;
         let mut model = self.gpt.model();
         if let Some(parameters) = self.params {
             (model.layers, model.width, model.heads) = shape(parameters);
@@ -265,15 +330,24 @@ impl Fit {
     /// Settings with a byte budget where keeping all activations does not fit: for each precision,
     /// as the best setting shares its optimizer out, the two smallest micro-batches that need one.
     /// The budget is what the device has left.
-    fn budgets(&self, plan: &Plan<Setting>, runs: &mut Runs) -> Vec<Planned<Setting>> {
+    fn budgets(
+        &self,
+        plan: &Plan<Setting>,
+        planner: &mut Planner<'_>,
+    ) -> Result<Vec<Planned<Setting>>, TrainingError> {
         let Some(best) = plan.fitting.first().or(plan.too_large.first()) else {
-            return Vec::new();
+            return Ok(Vec::new());
         };
         let mut budgets: Vec<Planned<Setting>> = Vec::new();
         let without = |planned: &&Planned<Setting>| {
-            let Setting { stage, offload, .. } = best.setting;
-            planned.setting.checkpoint == Checkpoint::None
-                && (planned.setting.stage, planned.setting.offload) == (stage, offload)
+            let shared_as_best = Setting {
+                batch: planned.setting.batch,
+                accum: planned.setting.accum,
+                amp: planned.setting.amp,
+                checkpoint: Checkpoint::None,
+                ..best.setting
+            };
+            planned.setting == shared_as_best
         };
         for planned in plan.too_large.iter().filter(without) {
             let setting = planned.setting;
@@ -297,12 +371,12 @@ impl Fit {
                 let mut mebibytes = free >> 20;
                 // What a kernel takes beyond its result is not the budget's.
                 for _ in 0..2 {
-                    let budget = runs.planned(Setting {
+                    let budget = planner.planned(Setting {
                         batch,
                         accum: effective / batch,
                         checkpoint: Checkpoint::BudgetMib(mebibytes.max(1)),
                         ..setting
-                    });
+                    })?;
                     let over = budget.needed_bytes.saturating_sub(self.memory);
                     mebibytes = mebibytes.saturating_sub(over.div_ceil(1 << 20));
                     budgets.push(budget);
@@ -312,67 +386,7 @@ impl Fit {
                 }
             }
         }
-        budgets
-    }
-}
-
-/// Estimates of one model's settings. Those that differ in what is shared out only are one run.
-struct Runs<'a> {
-    model: &'a GptConfig,
-    device: DeviceProfile,
-    meta: MetaDevice,
-    memory: DeviceMemory,
-    /// The last run, of an update of at most two micro-batches.
-    last: Option<(Setting, Estimate)>,
-}
-
-impl<'a> Runs<'a> {
-    fn new(
-        model: &'a GptConfig,
-        device: DeviceProfile,
-        meta: MetaDevice,
-        memory: DeviceMemory,
-    ) -> Self {
-        Self {
-            model,
-            device,
-            meta,
-            memory,
-            last: None,
-        }
-    }
-
-    fn planned(&mut self, setting: Setting) -> Planned<Setting> {
-        let (estimate, time) = self.estimate(setting);
-        Planned {
-            setting,
-            needed_bytes: self.memory.needed(&estimate),
-            estimate,
-            time,
-        }
-    }
-
-    /// The peak and the time of an update.
-    fn estimate(&mut self, setting: Setting) -> (Estimate, Duration) {
-        let alone = Setting {
-            stage: Stage::DataParallel,
-            offload: false,
-            ..setting
-        };
-        // Windows of more than two micro-batches hold what those of two hold.
-        let run = Setting {
-            accum: setting.accum.min(2),
-            ..alone
-        };
-        if self.last.as_ref().is_none_or(|(last, _)| *last != alone) {
-            let model = self.model.clone().with_checkpoint(setting.checkpoint);
-            self.last = Some((alone, update(&model, run, self.meta)));
-        }
-        let (_, estimate) = self.last.as_ref().expect("it was just made");
-        let estimate = estimate.shared(setting.shares());
-        let more = setting.accum - run.accum;
-        let time = estimate.time_with_more(&self.device, more as u32);
-        (estimate, time)
+        Ok(budgets)
     }
 }
 
@@ -399,215 +413,106 @@ fn shape(parameters: u64) -> (usize, usize, usize) {
     (layers, width, heads)
 }
 
-/// One update with AdamW.
-fn update(model: &GptConfig, setting: Setting, device: MetaDevice) -> Estimate {
-    type B = Differentiating<Meta>;
-    match setting.amp {
-        Amp::Off => update_on::<B>(model, setting, device),
-        Amp::Bf16 => update_on::<Autocast<B, Bf16>>(model, setting, device),
-        Amp::F16 => update_on::<Autocast<B, F16>>(model, setting, device),
+fn parameters(model: &GptConfig) -> usize {
+    model.init::<Meta>(&MetaDevice::default()).num_params()
+}
+
+/// The precisions that are looked at: f32, and the lower one that is asked for.
+fn precisions(asked: Amp) -> [Amp; 2] {
+    match asked {
+        Amp::Off => [Amp::Off, Amp::Bf16],
+        lower => [Amp::Off, lower],
     }
 }
 
-fn update_on<B: AutodiffBackend<Device = MetaDevice>>(
+/// One update of the gpt example, with its whole stack.
+fn update(
     config: &GptConfig,
-    setting: Setting,
+    setting: &Setting,
     device: MetaDevice,
-) -> Estimate {
-    let model = config.init(&device);
-    // As in a training: a budget does not see parameters.
-    let _budget = setting.checkpoint.budget().map(|budget| budget.install());
-    let mut optimizer = AdamWConfig::new().init::<B, Gpt<B>>();
-    // The step that the estimate does not count only makes the optimizer's state.
-    let mut accum = 1;
-    let step = |model: Gpt<B>| {
-        let accum = std::mem::replace(&mut accum, setting.accum);
-        let mut sums = GradientsAccumulator::new();
-        let mut gradients = None;
-        for _ in 0..accum {
-            let tokens = Tensor::<B, 2, Int>::zeros([setting.batch, config.context], &device);
-            let batch = TokenBatch {
-                inputs: tokens.clone(),
-                targets: tokens,
-            };
-            let found = model.loss(batch).backward();
-            device.backward_ended();
-            let found = GradientsParams::from_grads(found, &model);
-            match accum {
-                1 => gradients = Some(found),
-                _ => sums.accumulate(&model, found),
-            }
-        }
-        let gradients = gradients.unwrap_or_else(|| sums.grads());
-        optimizer.step(1e-3, model, gradients)
-    };
-    estimate_on::<B, _>(device, model, step).0
-}
-
-/// The settings with this effective batch of a rank: micro-batches that are powers of two, the one
-/// that is asked for, and the whole. Those that keep most activations come first, each with the
-/// smallest micro-batch first.
-fn settings(effective_batch: usize, asked: Setting) -> Vec<Setting> {
-    let lower = match asked.amp {
-        Amp::Off => Amp::Bf16,
-        lower => lower,
-    };
-    let stages = match asked.ranks {
-        1 => vec![Stage::DataParallel, Stage::Parameters],
-        _ => Stage::ALL.to_vec(),
-    };
-    let checkpoints = [
-        Checkpoint::None,
-        Checkpoint::KeepCompute,
-        Checkpoint::Block,
-        Checkpoint::Offload,
-    ];
-    let micro = (0..usize::BITS).map(|power| 1 << power);
-    let micro = micro.chain([asked.batch, effective_batch]);
-    let micro: BTreeSet<_> = micro
-        .filter(|batch| *batch <= effective_batch && effective_batch.is_multiple_of(*batch))
-        .collect();
-    let mut settings = Vec::new();
-    for amp in [Amp::Off, lower] {
-        for checkpoint in checkpoints {
-            for &batch in &micro {
-                for &stage in &stages {
-                    settings.extend([false, true].map(|offload| Setting {
-                        batch,
-                        accum: effective_batch / batch,
-                        amp,
-                        checkpoint,
-                        stage,
-                        offload,
-                        ..asked
-                    }));
-                }
-            }
-        }
-    }
-    settings
-}
-
-impl Setting {
-    /// Whether something of the device is in host memory.
-    fn uses_host(&self) -> bool {
-        self.offload || self.stage == Stage::Parameters || self.checkpoint == Checkpoint::Offload
-    }
-
-    fn same_but_for_batches(&self, other: &Self) -> bool {
-        let but = |setting: &Self| Self {
-            batch: 0,
-            accum: 0,
-            ..*setting
+) -> Result<Estimate, TrainingError> {
+    type B = Training<Meta>;
+    let config = config.clone().with_checkpoint(setting.checkpoint);
+    let backward = |model: &Gpt<B>| {
+        let tokens = Tensor::<B, 2, Int>::zeros([setting.batch, config.context], &device);
+        let batch = TokenBatch {
+            inputs: tokens.clone(),
+            targets: tokens,
         };
-        but(self) == but(other)
-    }
-
-    fn shares(&self) -> Shares {
-        Shares {
-            ranks: self.ranks as u64,
-            optimizer_state: self.stage.shards_optimizer_state(),
-            gradients: self.stage.shards_gradients(),
-            parameters: self.stage == Stage::Parameters,
-            offload: self.offload,
-            bucket_bytes: 4 * ZeroSettings::default().bucket_elements as u64,
-        }
-    }
-
-    /// The setting in code.
-    pub fn code(&self) -> String {
-        let mut inner = "Cuda".to_owned();
-        let on_host = self.ranks == 1 && self.stage == Stage::Parameters;
-        if self.checkpoint != Checkpoint::None || self.stage == Stage::Parameters {
-            inner = format!("Remat<{inner}>");
-        }
-        inner = format!("FusedBackward<Autodiff<{inner}>>");
-        if self.ranks > 1 || self.offload || on_host {
-            inner = format!("Sharded<{inner}>");
-        }
-        let backend = match self.amp {
-            Amp::Off => inner,
-            Amp::Bf16 => format!("Autocast<{inner}>"),
-            Amp::F16 => format!("Autocast<{inner}, F16>"),
-        };
-        let mut lines = vec![format!("type B = {backend};")];
-        match self.checkpoint {
-            Checkpoint::Block => lines.push("checkpoint(|| block.forward(x))".into()),
-            Checkpoint::KeepCompute => {
-                lines.push("checkpoint_with(Policy::KeepCompute, || block.forward(x))".into());
-            }
-            Checkpoint::Offload => {
-                lines.push("checkpoint_with(Policy::Offload, || block.forward(x))".into());
-            }
-            Checkpoint::BudgetMib(mebibytes) => {
-                lines.push(format!(
-                    "let _budget = MemoryBudget::bytes({mebibytes} << 20).install();"
-                ));
-            }
-            _ => {}
-        }
-        if on_host {
-            lines.push("let model = offload_parameters::<B, _>(model)?;".into());
-        }
-        let mut optimizer = "optimizer".to_owned();
-        if self.offload {
-            // As Burn's `AdamWConfig::new()`: the defaults here are PyTorch's.
-            let config =
-                "HostAdamWConfig { epsilon: 1e-5, weight_decay: 1e-4, ..Default::default() }";
-            optimizer = format!("OffloadConfig::new({config}).init()?");
-        }
-        if self.ranks > 1 {
-            optimizer = format!(
-                "ZeroOptimizer::new({optimizer}, group, ZeroSettings::stage(Stage::{:?}))?",
-                self.stage
-            );
-        }
-        if on_host && !self.offload {
-            optimizer = format!(
-                "ZeroOptimizer::new({optimizer}, Arc::new(SingleRank::new()), ZeroSettings {{ parameters: Memory::Host, ..Default::default() }})?"
-            );
-        }
-        if self.accum > 1 {
-            optimizer = format!(
-                "MultiSteps::new({optimizer}, AccumConfig::mean({}))?",
-                self.accum
-            );
-        }
-        if self.amp == Amp::F16 {
-            optimizer = format!("GradScaler::default().wrap({optimizer})");
-        }
-        if optimizer != "optimizer" {
-            lines.push(optimizer);
-        }
-        lines.join("\n    ")
-    }
+        GradientsParams::from_grads(model.loss(batch).backward(), model)
+    };
+    // Not drawn: in host memory there is one parameter at a time.
+    let model = || Ok(config.undrawn::<B>(&device));
+    let stack = setting.stack(Normalization::Mean, None);
+    stack.estimate(device, parameters(&config), model, backward)
 }
 
-impl fmt::Display for Setting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            batch,
-            accum,
-            amp,
-            checkpoint,
-            stage,
-            ranks,
-            offload,
-        } = self;
-        write!(
-            f,
-            "--batch {batch} --accum {accum} --amp {amp} --checkpoint {checkpoint}"
-        )?;
-        if *ranks > 1 {
-            write!(f, " --ranks {ranks} --zero {}", stage.number())?;
-        } else if *stage == Stage::Parameters {
-            write!(f, " --zero 3 --offload-param")?;
-        }
-        if *offload {
-            write!(f, " --offload")?;
-        }
-        Ok(())
+/// The setting in code.
+pub fn code(setting: &Setting) -> String {
+    let mut inner = "Cuda".to_owned();
+    let on_host = setting.ranks == 1 && setting.offload_param;
+    let is_sharded = setting.ranks > 1 && setting.stage == Stage::Parameters;
+    if setting.checkpoint != Checkpoint::None || on_host || is_sharded {
+        inner = format!("Remat<{inner}>");
     }
+    inner = format!("FusedBackward<Autodiff<{inner}>>");
+    if setting.ranks > 1 || setting.offload || on_host {
+        inner = format!("Sharded<{inner}>");
+    }
+    let backend = match setting.amp {
+        Amp::Off => inner,
+        Amp::Bf16 => format!("Autocast<{inner}>"),
+        Amp::F16 => format!("Autocast<{inner}, F16>"),
+    };
+    let mut lines = vec![format!("type B = {backend};")];
+    match setting.checkpoint {
+        Checkpoint::Block => lines.push("checkpoint(|| block.forward(x))".into()),
+        Checkpoint::KeepCompute => {
+            lines.push("checkpoint_with(Policy::KeepCompute, || block.forward(x))".into());
+        }
+        Checkpoint::Offload => {
+            lines.push("checkpoint_with(Policy::Offload, || block.forward(x))".into());
+        }
+        Checkpoint::BudgetMib(mebibytes) => {
+            lines.push(format!(
+                "let _budget = MemoryBudget::bytes({mebibytes} << 20).install();"
+            ));
+        }
+        _ => {}
+    }
+    if on_host {
+        lines.push("let model = offload_parameters::<B, _>(model)?;".into());
+    }
+    let mut optimizer = "optimizer".to_owned();
+    if setting.offload {
+        // As Burn's `AdamWConfig::new()`: the defaults here are PyTorch's.
+        let config = "HostAdamWConfig { epsilon: 1e-5, weight_decay: 1e-4, ..Default::default() }";
+        optimizer = format!("OffloadConfig::new({config}).init()?");
+    }
+    if setting.ranks > 1 {
+        optimizer = format!(
+            "ZeroOptimizer::new({optimizer}, group, ZeroSettings::stage(Stage::{:?}))?",
+            setting.stage
+        );
+    }
+    if on_host && !setting.offload {
+        optimizer = format!(
+            "ZeroOptimizer::new({optimizer}, Arc::new(SingleRank::new()), ZeroSettings {{ parameters: Memory::Host, ..Default::default() }})?"
+        );
+    }
+    if setting.accum > 1 {
+        optimizer = format!(
+            "MultiSteps::new({optimizer}, AccumConfig::mean({}))?",
+            setting.accum
+        );
+    }
+    if setting.amp == Amp::F16 {
+        optimizer = format!("GradScaler::default().wrap({optimizer})");
+    }
+    if optimizer != "optimizer" {
+        lines.push(optimizer);
+    }
+    lines.join("\n    ")
 }
 
 impl fmt::Display for Report {
@@ -619,55 +524,73 @@ impl fmt::Display for Report {
             context,
             ..
         } = self.model;
-        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
         writeln!(
             f,
             "{:.2e} parameters: {layers} blocks of width {width} with {heads} heads, {context} tokens a sequence\n",
             self.parameters as f64
         )?;
-        writeln!(f, "{}: {}", self.asked.setting, self.asked.estimate)?;
-        writeln!(f, "{:.1} ms an update\n", milliseconds(&self.asked))?;
-        let memory = gib(self.memory.bytes);
-        if let Some((kind, bytes)) = self.plan.obstacle() {
-            let smallest = &self.plan.too_large[0];
-            writeln!(
-                f,
-                "Nothing fits into {memory:.2} GiB. The smallest peak, {:.2} GiB{}, has {}; {:.2} GiB of it are {kind:?}.",
-                gib(smallest.estimate.peak_bytes),
-                in_pages(smallest),
-                smallest.setting,
-                gib(bytes)
-            )?;
-        } else {
-            writeln!(f, "what fits into {memory:.2} GiB, the fastest first:")?;
-            writeln!(
-                f,
-                "{:>12}{:>12}{:>12}{:>12}  setting",
-                "ms", "GiB", "in pages", "left"
-            )?;
-        }
-        for planned in self.plan.fitting.iter().take(12) {
-            writeln!(
-                f,
-                "{:12.1}{:12.2}{:12.2}{:12.2}  {}",
-                milliseconds(planned),
-                gib(planned.estimate.peak_bytes),
-                gib(planned.needed_bytes),
-                gib(self.memory.bytes - planned.needed_bytes),
-                planned.setting
-            )?;
-        }
+        write_plan(f, &self.asked, &self.plan, self.memory.bytes)?;
         if let Some(best) = self.plan.fitting.first() {
-            writeln!(f, "\nin code:\n    {}", best.setting.code())?;
+            writeln!(f, "\nin code:\n    {}", code(&best.setting))?;
         }
-        if self.lacks_fusion {
-            writeln!(
-                f,
-                "\nwithout Fusion, with which measured programs took 0.84 to 1.00 of the memory: its estimate is in `cargo run --release -p examples --features fusion --example fit`"
-            )?;
-        }
-        write!(f, "\n{:.1} s, without a GPU", self.took.as_secs_f64())
+        write_end(f, self.lacks_fusion, self.took)
     }
+}
+
+/// The setting that is asked for, and those that fit, or else the one that needs the least.
+fn write_plan(
+    f: &mut fmt::Formatter<'_>,
+    asked: &Planned<Setting>,
+    plan: &Plan<Setting>,
+    memory_bytes: u64,
+) -> fmt::Result {
+    writeln!(f, "{}: {}", asked.setting, asked.estimate)?;
+    writeln!(f, "{:.1} ms an update\n", milliseconds(asked))?;
+    let memory = gib(memory_bytes);
+    if let Some((kind, bytes)) = plan.obstacle() {
+        let smallest = &plan.too_large[0];
+        writeln!(
+            f,
+            "Nothing fits into {memory:.2} GiB. The smallest peak, {:.2} GiB{}, has {}; {:.2} GiB of it are {kind:?}.",
+            gib(smallest.estimate.peak_bytes),
+            in_pages(smallest),
+            smallest.setting,
+            gib(bytes)
+        )?;
+    } else {
+        writeln!(f, "what fits into {memory:.2} GiB, the fastest first:")?;
+        writeln!(
+            f,
+            "{:>12}{:>12}{:>12}{:>12}  setting",
+            "ms", "GiB", "in pages", "left"
+        )?;
+    }
+    for planned in plan.fitting.iter().take(12) {
+        writeln!(
+            f,
+            "{:12.1}{:12.2}{:12.2}{:12.2}  {}",
+            milliseconds(planned),
+            gib(planned.estimate.peak_bytes),
+            gib(planned.needed_bytes),
+            gib(memory_bytes - planned.needed_bytes),
+            planned.setting
+        )?;
+    }
+    Ok(())
+}
+
+fn write_end(f: &mut fmt::Formatter<'_>, lacks_fusion: bool, took: Duration) -> fmt::Result {
+    if lacks_fusion {
+        writeln!(
+            f,
+            "\nwithout Fusion, with which measured programs took 0.84 to 1.00 of the memory: its estimate is in `cargo run --release -p examples --features fusion --example fit`"
+        )?;
+    }
+    write!(f, "\n{:.1} s, without a GPU", took.as_secs_f64())
+}
+
+fn gib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 30)
 }
 
 fn milliseconds(planned: &Planned<Setting>) -> f64 {
@@ -679,7 +602,7 @@ fn in_pages(planned: &Planned<Setting>) -> String {
     match planned.needed_bytes {
         u64::MAX => " with a tensor larger than a quarter of the device".into(),
         needed if needed == planned.estimate.peak_bytes => String::new(),
-        needed => format!(" ({:.2} in pages)", needed as f64 / f64::from(1 << 30)),
+        needed => format!(" ({:.2} in pages)", gib(needed)),
     }
 }
 
@@ -687,7 +610,9 @@ fn in_pages(planned: &Planned<Setting>) -> String {
 mod tests {
     use std::sync::{Mutex, MutexGuard, PoisonError};
 
-    use burn_estimate::{HostCosts, Kind, LinkProfile};
+    use std::collections::BTreeSet;
+
+    use burn_estimate::{HostCosts, Kind, LinkProfile, LinkedMemory, Shares};
 
     use super::*;
 
@@ -783,7 +708,43 @@ mod tests {
         let some = run(&format!("{options} --memory {}", stages[2]));
         let best = &some.plan.fitting[0];
         assert!(best.setting.stage != Stage::DataParallel || best.setting.offload);
-        assert!(best.setting.code().contains("Sharded<"));
+        assert!(code(&best.setting).contains("Sharded<"));
+    }
+
+    /// Every setting of a plan on one rank, against a run of the whole stack that it has.
+    #[test]
+    fn what_is_planned_is_what_a_run_of_the_whole_stack_takes() {
+        let _turn = turn();
+        let model = GptConfig::new(32, 6, 2, 64);
+        let run = |setting: &Setting| update(&model, setting, MetaDevice::new(0)).unwrap();
+        let asked = Setting::new(2, 1, &Fit::parse_from(["fit"]).gpt.memory);
+        let mut settings = asked.others(&[Amp::Off, Amp::Bf16]);
+        // Windows have sums of gradients too.
+        settings.retain(|setting| setting.accum == 2);
+        assert_eq!(settings.len(), 2 * 4 * 2 * 2);
+        let mut failed = Vec::new();
+        let mut last: Option<(Setting, Estimate)> = None;
+        for setting in settings {
+            // The setting is run itself, or is the run that others are derived from.
+            let Some(shares) = setting.shares().filter(|_| setting != setting.alone()) else {
+                continue;
+            };
+            // A run without data reads at once: nothing is under way to the host.
+            let shares = Shares {
+                bucket_bytes: 0,
+                ..shares
+            };
+            let known = last.take().filter(|(known, _)| *known == setting.alone());
+            let known = known.unwrap_or_else(|| (setting.alone(), run(&setting.alone())));
+            let derived = last.insert(known).1.shared(shares).peak_bytes;
+            let run = run(&setting).peak_bytes;
+            let ratio = derived as f64 / run as f64;
+            println!("{setting}: {derived}, {ratio:.4} of a run");
+            if !(0.98..=1.02).contains(&ratio) {
+                failed.push(format!("{setting}: {derived} bytes, {run} of a run"));
+            }
+        }
+        assert!(failed.is_empty(), "{}", failed.join("\n"));
     }
 
     #[test]
@@ -797,22 +758,65 @@ mod tests {
         };
         let budget = some.plan.fitting.iter().find(budget).expect("one fits");
         assert!(budget.estimate.replayed_operations > 0);
-        assert!(budget.setting.code().contains("MemoryBudget::bytes("));
+        assert!(code(&budget.setting).contains("MemoryBudget::bytes("));
     }
 
     /// The gradients of all micro-batches leave the device, those of the last too.
     #[test]
     fn gradients_of_each_micro_batch_are_offloaded() {
-        let options = "--no-pools --layers 2 --width 256 --context 32 --batch 1";
+        let options = "--no-pools --layers 4 --width 256 --context 32 --batch 1";
         let asked = run(&format!("{options} --accum 4 --offload-param --offload")).asked;
         let parameters = run(options).asked.estimate.bytes_of(Kind::Parameter);
         let peak = asked.estimate.peak_bytes;
         assert!(peak < parameters * 3 / 4, "{}", asked.estimate);
-        let code = asked.setting.code();
+        let code = code(&asked.setting);
         assert!(
             code.contains("MultiSteps::new(OffloadConfig::new("),
             "{code}"
         );
+    }
+
+    fn published(arguments: &str) -> Published {
+        let _turn = turn();
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/llm/qwen3");
+        let arguments = ["fit"].into_iter().chain(arguments.split_whitespace());
+        let fit = Fit::parse_from(arguments);
+        fit.run_published_on(&model, DeviceProfile::RTX_4090)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Without its weights: parameters, AdamW's state and gradients are those that are trained.
+    #[test]
+    fn a_published_model_is_estimated_from_its_configuration() {
+        let options = "--no-pools --memory 1G --context 16 --batch 2 --checkpoint block";
+        let all = published(options);
+        let parameters = all.config.parameters();
+        assert_eq!(all.trained, parameters);
+        let state = |report: &Published| report.asked.estimate.bytes_of(Kind::OptimizerState);
+        // Two moments, and a number of steps.
+        assert!((8 * parameters as u64..8 * parameters as u64 + 64).contains(&state(&all)));
+        let adapters = published(&format!("{options} --lora-rank 2"));
+        assert_eq!(adapters.trained, 1024);
+        assert!(
+            state(&adapters) <= 8 * 1024 + 64,
+            "{}",
+            adapters.asked.estimate
+        );
+        assert!(adapters.asked.estimate.peak_bytes < all.asked.estimate.peak_bytes);
+        let low = published(&format!("{options} --lora-rank 2 --amp bf16 --frozen bf16"));
+        let parameters_in = |report: &Published| report.asked.estimate.bytes_of(Kind::Parameter);
+        // The adapters stay in f32.
+        assert!(parameters_in(&low) * 3 < parameters_in(&adapters) * 2);
+
+        let text = all.to_string();
+        assert!(text.contains(&format!("{parameters} parameters, {parameters} trained")));
+        // Two micro-batches, state and parameters on the device or the host.
+        assert_eq!(all.plan.fitting.len(), 2 * 2 * 2);
+        assert!(all.plan.fitting.is_sorted_by_key(|planned| planned.time));
+        let least = all.plan.fitting.iter().map(|planned| planned.needed_bytes);
+        let least = least.min().expect("all fit");
+        let none = published(&options.replace("1G", &(least - 1).to_string()));
+        assert!(none.plan.fitting.is_empty() && none.to_string().contains("Nothing fits"));
     }
 
     /// With the pages of pools less fits than by its tensors.
@@ -871,18 +875,35 @@ mod tests {
             let options =
                 "--no-pools --layers 2 --width 64 --context 64 --effective-batch 8 --memory";
             let all = run_on(&format!("{options} 1G"), profile);
-            let alone = |setting: Setting| {
+            let run = |setting: &Setting| {
                 let _turn = turn();
-                let model = all.model.clone().with_checkpoint(setting.checkpoint);
-                let estimate = update(&model, setting, MetaDevice::new(0)).shared(setting.shares());
+                update(&all.model, setting, MetaDevice::new(0)).unwrap()
+            };
+            // With all micro-batches of a window, where a planner runs two.
+            let mut last = None;
+            let mut alone = |setting: Setting| {
+                let shares = setting.shares();
+                let of_run = match shares {
+                    Some(_) => setting.alone(),
+                    None => setting,
+                };
+                let of_run = Setting {
+                    accum: setting.accum,
+                    ..of_run
+                };
+                let known = last.take().filter(|(known, _)| *known == of_run);
+                let known = known.unwrap_or_else(|| (of_run, run(&of_run)));
+                let (_, estimate) = last.insert(known);
+                let shared = shares.map(|shares| estimate.shared(shares));
+                let estimate: &Estimate = shared.as_ref().unwrap_or(estimate);
                 (estimate.peak_bytes, estimate.time(&profile))
             };
             let shares_memory = profile.link.memory == LinkedMemory::Shared;
-            let searched: Vec<_> = settings(8, all.asked.setting)
+            let searched = all.asked.setting.others(&precisions(Amp::Off));
+            let searched = searched
                 .into_iter()
-                .filter(|setting| !(shares_memory && setting.uses_host()))
-                .map(alone)
-                .collect();
+                .filter(|setting| !(shares_memory && setting.uses_host()));
+            let searched: Vec<_> = searched.map(&mut alone).collect();
             assert!(searched.len() >= 20);
             let mut peaks: Vec<_> = searched.iter().map(|(peak, _)| *peak).collect();
             peaks.sort_unstable();
@@ -950,7 +971,10 @@ mod tests {
     fn the_batch_that_is_asked_for_is_among_the_settings() {
         let options = "--no-pools --layers 1 --width 64 --context 64 --memory 1G";
         let report = run_on(&format!("{options} --batch 12"), DeviceProfile::RTX_4090);
-        let batches: BTreeSet<_> = settings(12, report.asked.setting)
+        let batches: BTreeSet<_> = report
+            .asked
+            .setting
+            .others(&[Amp::Off])
             .iter()
             .map(|setting| setting.batch)
             .collect();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, Optimizer};
-use burn_accum::{AccumConfig, MultiSteps};
+use burn_accum::{AccumConfig, MultiSteps, flush};
 use burn_amp::{Bf16, F16, GradScaler, Off, autocast};
 use burn_checkpoint::MemoryBudget;
 use burn_estimate::{Estimate, Meta, MetaDevice, estimate_rank};
@@ -88,11 +88,17 @@ impl Stack {
         let mut optimizer = GradScaler::new(&scale)?.wrap(steps);
         // As in a training: a budget does not see parameters.
         let _budget = self.checkpoint.budget().map(MemoryBudget::install);
+        // The step that the estimate does not count only makes the optimizer's state.
+        let mut is_first = true;
         let step = |mut model| {
-            for _ in 0..micro_batches {
+            let is_first = std::mem::take(&mut is_first);
+            for _ in 0..if is_first { 1 } else { micro_batches } {
                 let gradients = backward(&model);
                 device.backward_ended();
                 model = optimizer.step(1e-3, model, gradients);
+            }
+            if is_first && micro_batches > 1 {
+                model = flush(|nothing| optimizer.step(1e-3, model, nothing));
             }
             model
         };

@@ -13,10 +13,11 @@ use burn_estimate::{DeviceMemory, MetaDevice, measure};
 use burn_flex::Flex;
 use clap::Parser;
 use examples::finetune::options::{Options, Schedule};
-use examples::finetune::plan::{Planner, Setting};
+use examples::finetune::plan::Updates;
 use examples::finetune::report::Report;
 use examples::llm::LlmConfig;
 use examples::training::error::TrainingError;
+use examples::training::plan::Setting;
 use serde_json::Value;
 
 /// The precision is a setting of the process, and random numbers are its backend's: trainings take
@@ -179,17 +180,17 @@ fn settings_that_fit_are_chosen_and_train_the_same() {
 fn least_bytes(directory: &Directory) -> u64 {
     let options = directory.options("");
     let config = LlmConfig::read(&options.model).expect("a configuration");
-    let planner = Planner {
+    let updates = Updates {
         config: &config,
         tuning: &options.tuning,
         context: options.context,
         has_documents: true,
         meta: MetaDevice::new(0),
-        profile: measure::<Flex>(&Default::default(), 64),
-        memory: DeviceMemory::heap(1),
     };
+    let profile = measure::<Flex>(&Default::default(), 64);
+    let mut planner = updates.planner(profile, DeviceMemory::heap(1));
     let setting = Setting::new(options.batch, options.accum, &options.memory);
-    let plan = planner.plan(setting).expect("a plan");
+    let plan = planner.plan(setting, &[setting.amp]).expect("a plan");
     plan.too_large[0].needed_bytes
 }
 

@@ -118,6 +118,25 @@ fn computes_what_transformers_does<B: AutodiffBackend>(model: &str, llm: &Llm<B>
     assert_eq!(parameters, llm.config().parameters());
 }
 
+/// Keys of the `config.json` that these models were published with (meta-llama/Llama-3.2-1B,
+/// Llama-3.1-8B, Meta-Llama-3-70B, Qwen/Qwen2.5-7B, Qwen3-8B, HuggingFaceTB/SmolLM2-1.7B), and the
+/// number of parameters that their pages say.
+#[test]
+fn parameters_are_as_many_as_published() {
+    for (model, parameters) in [
+        ("llama-3.2-1b", 1_235_814_400),
+        ("llama-3.1-8b", 8_030_261_248),
+        ("llama-3-70b", 70_553_706_496),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen3-8b", 8_190_735_360),
+        ("smollm2-1.7b", 1_711_376_384),
+    ] {
+        let config = LlmConfig::read_file(&folder("published").join(format!("{model}.json")));
+        let config = config.unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(config.parameters(), parameters, "{model}");
+    }
+}
+
 #[test]
 fn every_family_computes_what_transformers_does() {
     for model in MODELS {
