@@ -42,7 +42,7 @@ impl ClipNorm {
         self.norm.clone()
     }
 
-    /// The gradients of `arrived`, clipped, and the norm that they had; `None` if there are none.
+    /// The gradients of `arrived`, clipped, and the norm that they had; `None` if there are none anywhere.
     /// `of_all_ranks` is the norm where these gradients are a rank's shards, f32 `[1]`.
     pub(crate) fn clip<B, M>(
         &self,
@@ -66,7 +66,14 @@ impl ClipNorm {
             norms,
         } = measure;
         let Some(device) = norms.first().map(Tensor::<B::InnerBackend, 1>::device) else {
-            return (arrived.pass_items_on::<B::InnerBackend>(merged), None);
+            // A rank without a shard: the norm is that of all ranks there too.
+            if let Some(norm) = &of_all_ranks {
+                self.norm.publish(norm.clone());
+            }
+            return (
+                arrived.pass_items_on::<B::InnerBackend>(merged),
+                of_all_ranks,
+            );
         };
 
         let provided = self.norm.take_provided();

@@ -47,7 +47,8 @@ pub enum UpdateError {
     /// A step of an update over ranks with a model that was not prepared.
     #[error(
         "the update reduces gradients over ranks, and has no model yet: call `let model = update.prepare(model)?` before the \
-         first forward pass, so that all ranks start from the same weights"
+         first forward pass, so that all ranks start from the same weights; in a Learner the strategy does it: pass \
+         `update.strategy().threads(n).into()` or `update.strategy().process(group).into()` to `with_training_strategy`"
     )]
     NotPrepared,
     /// An optimizer that is itself a scaler, an accumulation or a reduction over ranks: an update

@@ -4,12 +4,12 @@ use burn::module::{AutodiffModule, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::Device;
 use burn::tensor::backend::AutodiffBackend;
+use burn_decorator::gauge::Gauge;
 
-use crate::{Parameter, PartState, Step, Update, UpdateError, UpdateRecord};
+use crate::{Parameter, PartState, Stateful, Step, Update, UpdateError, UpdateRecord};
 
-/// Clipping and optimizer of an [`Update`], with its own parts: what a reduction over ranks runs on
-/// this rank's shards of the parameters, which are a module of their own. Made by
-/// [`Update::into_last_parts`].
+/// Clipping and optimizer of an [`Update`]: what a reduction over ranks runs on this rank's shards
+/// of the parameters, which are a module of their own. Made by [`Update::into_last_parts`].
 #[derive(Debug)]
 pub struct LastParts<M: AutodiffModule<B> + 'static, B: AutodiffBackend> {
     update: Update<M, B>,
@@ -21,8 +21,8 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
     ///
     /// # Errors
     ///
-    /// [`UpdateError::Order`], for an update with a scale, an accumulation, an average or a
-    /// reduction.
+    /// [`UpdateError::Order`], for an update with a scale, an accumulation, an average, a part of
+    /// one's own or a reduction.
     pub fn into_last_parts(self, outside: &'static str) -> Result<LastParts<M, B>, UpdateError> {
         match self.outer_part() {
             Some(part) => Err(UpdateError::Order {
@@ -88,6 +88,12 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> LastParts<M, B> {
                 None => return all,
             }
         }
+    }
+
+    /// What there is to see of the parts.
+    pub fn gauges(&self) -> Vec<Gauge> {
+        let parts = self.update.stateful().into_iter();
+        parts.flat_map(Stateful::gauges).collect()
     }
 
     /// The name of the optimizer's state in a record.

@@ -63,7 +63,7 @@
 //! - Its optimizer updates other parameters than the model: this rank's shards, a module of its
 //!   own. So a reduction is an [`Optimize`] of the model around the [`LastParts`] of another update,
 //!   which has the clipping and the optimizer: it reduces, updates and publishes.
-//! - A sum that overflows on any rank leaves the update out on all: [`Optimize::update`] puts the
+//! - With a scale, a sum that overflows on any rank leaves the update out on all: [`Optimize::update`] puts the
 //!   names into [`Step::overflowed`] and sets [`Step::outcome`] back to [`StepOutcome::Waits`], and
 //!   the accumulation and the scale see it.
 //! - The norm to clip by is over the shards of all ranks, so it is in [`Step::norm`] before the

@@ -44,7 +44,8 @@ pub trait Stateful<B: AutodiffBackend>: Any + Send {
 /// an average of the weights, clipping. [`Update::with`](crate::Update::with) adds one.
 ///
 /// Both methods are called for updates only: not for micro-batches that wait in a window, and not
-/// for steps that are skipped.
+/// for steps that are skipped. If gradients overflow only when they are reduced over ranks, which
+/// comes after the parts, [`gradients`](Self::gradients) is called for a step that is then left out.
 pub trait Part<M: AutodiffModule<B>, B: AutodiffBackend>: Stateful<B> {
     /// Changes the gradients of an update of `model`: true gradients, of the whole window.
     ///

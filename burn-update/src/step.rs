@@ -47,7 +47,8 @@ pub struct Step<I: Backend> {
     /// The norm over all parameters before it was clipped, f32 `[1]`.
     pub norm: Option<Tensor<I, 1>>,
     /// The paths of the gradients that overflowed when they were reduced over ranks, the same on all
-    /// of them. If there are any, and [`is_scaled`](Self::is_scaled), the step updates nothing.
+    /// of them, if the step is left out because of them: a loss scale counts it. Without a scale an
+    /// overflow reaches the parameters, as without ranks.
     pub overflowed: Vec<String>,
     /// What becomes of the step.
     pub outcome: StepOutcome,

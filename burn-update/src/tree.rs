@@ -119,8 +119,8 @@ impl RecordTree {
 /// The record of one of Burn's optimizers, as a saved update has it.
 pub(crate) enum SavedRecord {
     Tree(RecordTree),
-    /// In the format of Burn's `NamedMpkBytesRecorder`, as updates saved it before they could be
-    /// cut over ranks.
+    /// In the format of Burn's `NamedMpkBytesRecorder`: one that no tree holds, or that an update
+    /// saved before it could be cut over ranks.
     Bytes(Vec<u8>),
 }
 
@@ -148,6 +148,18 @@ impl SavedRecord {
         };
         record.map_err(|error| error.to_string())
     }
+}
+
+/// A record in the format of Burn's `NamedMpkBytesRecorder`.
+pub(crate) fn record_bytes<B: Backend, R: Record<B>>(record: R) -> Vec<u8> {
+    let bytes = if is_double::<B>() {
+        let recorder = NamedMpkBytesRecorder::<DoublePrecisionSettings>::default();
+        Recorder::<B>::record(&recorder, record, ())
+    } else {
+        let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::default();
+        Recorder::<B>::record(&recorder, record, ())
+    };
+    bytes.expect("an optimizer's record is written to memory")
 }
 
 /// Whether tensors have 64 bits.

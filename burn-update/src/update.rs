@@ -354,7 +354,7 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
             let model = self.prepare_once(model)?;
             let mut step = Step::new(lr);
             step.ranks = self.inside.optimizer.part.ranks();
-            step.decides_on_host = gradient::decide_on_host();
+            step.decides_on_host = step.ranks.is_some() || gradient::decide_on_host();
             step.is_flush = arrived.is_none();
             let arrived = match arrived {
                 Some(arrived) => Some(self.inside.receive(&mut step, &model, arrived)?),
@@ -385,14 +385,19 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
     }
 
     /// Shows the update the model that it will train. An update over ranks needs it before the first
-    /// forward pass, and again after weights were loaded: it returns the model with rank 0's weights,
-    /// and all ranks call it. Without ranks the first step does it, and the model is unchanged.
+    /// forward pass, and again after weights were loaded, on the thread that trains: it returns the
+    /// model with rank 0's weights, and all ranks call it. Without ranks the first step does it, and the model is unchanged.
     ///
     /// # Errors
     ///
     /// Why this model cannot be updated, such as [`UpdateError::NoParameter`].
     pub fn prepare(&mut self, model: M) -> Result<M, UpdateError> {
-        let parameters = Parameter::list::<B, M>(&model);
+        // To list parameters initialises them, and a reduction brings each to its place before that.
+        let parameters = if self.reduces() {
+            Vec::new()
+        } else {
+            Parameter::list::<B, M>(&model)
+        };
         let model = self.inside.optimizer.part.prepare(model, &parameters)?;
         self.is_prepared = true;
         Ok(model)

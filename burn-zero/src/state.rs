@@ -213,7 +213,7 @@ pub(crate) fn check_types(
 ) -> Result<(), ZeroOptimizerError> {
     let tensors = || tensors.iter().map(|(tensor, _)| tensor);
     let with_master: HashSet<_> = tensors()
-        .filter(|tensor| tensor.spec.name.ends_with(".master"))
+        .filter(|tensor| is_master(&tensor.spec.name))
         .map(|tensor| tensor.parameter)
         .collect();
     for tensor in tensors() {
@@ -232,6 +232,13 @@ pub(crate) fn check_types(
         }
     }
     Ok(())
+}
+
+/// Whether a tensor of this name is a parameter's f32 master. A `RecordTree` adds a name for what
+/// a value is.
+fn is_master(name: &str) -> bool {
+    let name = name.strip_suffix(".Tensor").unwrap_or(name);
+    name.ends_with(".master")
 }
 
 /// The entries of a map in a tree.
@@ -327,8 +334,9 @@ pub(crate) fn json(value: &impl Serialize) -> Result<Json, String> {
 }
 
 /// Why a tensor of a layer around the optimizer is refused.
-const NO_SHARD: &str = "is a tensor of no shard, such as a sum of an incomplete window of micro-batches, which is each rank's own: \
-                        save after an update";
+const NO_SHARD: &str = "is a tensor of no shard: a sum of an incomplete window of micro-batches is each rank's own, so save after an \
+                        update; an average of the weights or another part's tensor is kept by records of a Learner \
+                        (`reduce_in_learner`), not by the `Recorder`";
 
 /// The fields of a serialized [`TensorData`].
 const DATA: [&str; 3] = ["bytes", "shape", "dtype"];

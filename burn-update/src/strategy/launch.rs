@@ -17,7 +17,11 @@ use super::driver::{Counting, Position};
 use super::items::Items;
 use super::rank::{Checkpoints, Rank, Rank0, Run, Trained};
 use super::{Ranks, UpdateStrategy};
-use crate::{EpochOfRank, UpdateError};
+use crate::{EpochOfRank, EpochTail, UpdateError};
+
+const CARRIED_OVER_RANKS: &str = "`EpochTail::Carry` with records over several ranks: a window that is open at the end of an epoch holds \
+                                  each rank's own gradients, which the record of rank 0 does not have; use `EpochTail::Apply` or \
+                                  `EpochTail::Drop`, or train without `with_file_checkpointer`";
 
 pub(super) type Fitted<LC> = (TrainingModel<LC>, SupervisedTrainingEventProcessor<LC>);
 
@@ -37,6 +41,9 @@ impl<LC: LearningComponentsTypes + 'static> UpdateStrategy<LC> {
         let groups = self.groups(&threads);
         let world_size = groups[0].world_size();
         self.driver.check(&components, world_size)?;
+        if world_size > 1 && self.tail == EpochTail::Carry && components.checkpointer.is_some() {
+            return Err(UpdateError::Strategy(CARRIED_OVER_RANKS.to_owned()));
+        }
         // Without a resumption the update may know the place of another training: that of a clone,
         // or of a record that was loaded for its state.
         let resumed_at = match components.checkpoint {

@@ -53,7 +53,12 @@ impl Leaf {
         if let Some(by) = self.uses.upgrade() {
             return Some(by);
         }
-        if self.reducer.strong_count() == 0 {
+        // A handle may outlive the optimizer, and keep the reducer.
+        if !self
+            .reducer
+            .upgrade()
+            .is_some_and(|reducer| reducer.is_owned())
+        {
             return None;
         }
         let by = Arc::new(Use {

@@ -9,8 +9,8 @@ use thiserror::Error;
 pub enum ZeroOptimizerError {
     /// A step before the optimizer knows the model.
     #[error(
-        "the ZeroOptimizer has no model yet: call `let model = optimizer.prepare(model)?` before the first forward, so that all \
-         ranks start from the same weights"
+        "there is no model yet: call `let model = optimizer.prepare(model)?`, or `update.prepare(model)?`, before the first forward, \
+         so that all ranks start from the same weights"
     )]
     NotPrepared,
 

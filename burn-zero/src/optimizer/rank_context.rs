@@ -100,7 +100,8 @@ impl RankContext {
             1 => Ok(()),
             found => Err(ZeroError::Strategy(format!(
                 "ZeroStrategy trains a Learner with one `ZeroOptimizer::in_learner(optimizer, settings)`, alone or inside of other \
-                 wrappers, but {optimizer} has {found} of them"
+                 wrappers, but {optimizer} has {found} of them; an `Update` with `.reduce_in_learner(settings)` is trained by \
+                 `update.strategy()`"
             ))),
         }
     }

@@ -2,12 +2,14 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::module::{AutodiffModule, Module, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Device, Tensor};
 use burn_backend::Device as _;
+use burn_decorator::gauge::Gauge;
 use burn_decorator::gradient;
 use burn_decorator::ranks::SharedFn;
 use burn_ranks::{ProcessGroup, ReduceOp, SingleRank};
@@ -31,6 +33,13 @@ const REDUCE: &str = "reduce";
 
 /// What comes after a reduction, in errors.
 const AFTER: &str = ".reduce(..)";
+
+const ONE_EACH: &str =
+    "make a `RankReduction` for each update: this one holds what another update has prepared";
+
+const NO_STRATEGY: &str = "the update reduces in a Learner (`reduce_in_learner`), whose strategy brings the ranks and prepares the model: \
+                           pass `update.strategy().threads(n).into()` or `update.strategy().process(group).into()` to \
+                           `with_training_strategy`; in a loop of your own use `.reduce(settings, group)`";
 
 /// `reduce(settings, group)`: an update whose gradients are those of all ranks, and whose optimizer
 /// runs on this rank's shard of the parameters.
@@ -87,8 +96,9 @@ pub trait ReduceOverRanks<B: AutodiffBackend>: Sized {
         self.reduce_by(&RankReduction::new(settings, group)?)
     }
 
-    /// An update for a Learner, whose strategy brings the ranks and prepares the model. It has one
-    /// rank outside of one.
+    /// An update for a Learner, whose strategy brings the ranks and prepares the model:
+    /// [`Update::strategy`], with one rank unless it is told more. Without that strategy a step is
+    /// refused.
     ///
     /// ```no_run
     /// # use burn::{backend::Autodiff, module::AutodiffModule, optim::AdamWConfig};
@@ -147,8 +157,15 @@ impl<B: AutodiffBackend> ReduceOverRanks<B> for Update<ParameterShards<B>, B> {
         self,
         reduction: &RankReduction,
     ) -> Result<Update<M, B>, UpdateError> {
+        if reduction.is_used.swap(true, Ordering::Relaxed) {
+            return Err(UpdateError::Order {
+                part: REDUCE.to_owned(),
+                instead: ONE_EACH.to_owned(),
+            });
+        }
         Ok(Update::by(ReducedUpdate {
             sharding: reduction.sharding.sharing_prepared(),
+            is_of_strategy: reduction.is_of_strategy,
             inside: Inside {
                 parts: self.into_last_parts(AFTER)?,
             },
@@ -182,12 +199,18 @@ impl<B: AutodiffBackend> ReduceOverRanks<B> for Update<ParameterShards<B>, B> {
 #[derive(Debug)]
 pub struct RankReduction {
     sharding: Sharding,
+    /// Whether a Learner's strategy brings the ranks.
+    is_of_strategy: bool,
+    /// Whether an update reduces by it or by a clone of it.
+    is_used: Arc<AtomicBool>,
 }
 
 impl Clone for RankReduction {
     fn clone(&self) -> Self {
         Self {
             sharding: self.sharding.sharing_prepared(),
+            is_of_strategy: self.is_of_strategy,
+            is_used: self.is_used.clone(),
         }
     }
 }
@@ -203,6 +226,8 @@ impl RankReduction {
         group.agree_equal("settings", &format!("{settings:?}"))?;
         Ok(Self {
             sharding: Sharding::of(group, false, settings),
+            is_of_strategy: false,
+            is_used: Arc::default(),
         })
     }
 
@@ -211,6 +236,8 @@ impl RankReduction {
     pub fn in_learner(settings: ZeroSettings) -> Self {
         Self {
             sharding: Sharding::of(Arc::new(SingleRank::new()), false, settings),
+            is_of_strategy: true,
+            is_used: Arc::default(),
         }
     }
 
@@ -243,7 +270,9 @@ impl RankReduction {
         &self.sharding.settings
     }
 
-    /// Saves and loads whole trainings with the update: see [`Recorder`].
+    /// Saves and loads whole trainings with the update: see [`Recorder`]. An average of the weights,
+    /// or another part's tensors, are only in records of a Learner
+    /// ([`reduce_in_learner`](ReduceOverRanks::reduce_in_learner)): with them saving is refused.
     ///
     /// # Errors
     ///
@@ -306,6 +335,8 @@ impl RankReduction {
 #[derive(Clone)]
 struct ReducedUpdate<B: AutodiffBackend> {
     sharding: Sharding,
+    /// Whether a Learner's strategy brings the ranks.
+    is_of_strategy: bool,
     inside: Inside<B>,
     /// The ids of the model's trained parameters, by those of their shards.
     trained: HashMap<ParamId, ParamId>,
@@ -316,6 +347,10 @@ struct ReducedUpdate<B: AutodiffBackend> {
 impl<B: AutodiffBackend> Stateful<B> for ReducedUpdate<B> {
     fn name(&self) -> String {
         self.inside.parts.name()
+    }
+
+    fn gauges(&self) -> Vec<Gauge> {
+        self.inside.parts.gauges()
     }
 
     /// That of this rank's shards; of all ranks while a Learner has a record written.
@@ -335,6 +370,9 @@ where
 {
     /// The model with rank 0's weights, hooked on this thread.
     fn prepare(&mut self, model: M, _: &[Parameter]) -> Result<M, UpdateError> {
+        if self.is_of_strategy {
+            return Err(UpdateError::Strategy(NO_STRATEGY.to_owned()));
+        }
         // In a box, because a model of many small parameters is large by value.
         let model = Box::new(model);
         let (sharding, inside) = (&mut self.sharding, &mut self.inside);
@@ -377,22 +415,26 @@ where
         gradients: GradientsParams,
     ) -> Result<M, UpdateError> {
         let model = Box::new(model);
-        let skips = step.is_scaled;
-        let mut overflowed = Vec::new();
+        let is_scaled = step.is_scaled;
+        let mut left_out = Vec::new();
         let (sharding, inside) = (&mut self.sharding, &mut self.inside);
         let gradients = gradients.into();
         let mut of_shards = step.clone();
         let updated = with_stack(|| {
-            let on_overflow = |names| {
-                overflowed = names;
+            // The update's own scale, or a loss scaler around the update.
+            let on_overflow = |names: Vec<String>| {
+                let skips = is_scaled || gradient::report_overflow(names.clone());
+                if skips {
+                    left_out = names;
+                }
                 skips
             };
             sharding.advance::<B, M, _>(model, gradients, inside, &mut of_shards, on_overflow)
         });
         let model = *updated?;
         step.norm = of_shards.norm;
-        if skips && !overflowed.is_empty() {
-            step.overflowed = overflowed;
+        if !left_out.is_empty() {
+            step.overflowed = left_out;
             step.outcome = StepOutcome::Waits;
         }
         Ok(model)

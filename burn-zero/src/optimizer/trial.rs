@@ -106,8 +106,8 @@ where
 const WHOLE: &str = "it does not update each element by itself: set `partition: Partition::Whole`, and clip by the global norm instead \
                      of tensor by tensor";
 const COUPLED: &str = "it updates a tensor in a way that depends on all it meets, which is one rank's shard: if it clips by the global \
-                       norm, hand it the norm over all ranks, `let norm = clip.norm();` and `ZeroOptimizer::new(clip, ..)?\
-                       .with_norm(move |value| norm.provide(value))`; otherwise it trains without ranks only";
+                       norm, clip in the update, `Update::new(adamw).clip_norm(1.0)?.reduce(..)?`, or hand it the norm over all ranks, \
+                       `let norm = clip.norm();` and `ZeroOptimizer::new(clip, ..)?.with_norm(move |value| norm.provide(value))`; otherwise it trains without ranks only";
 
 /// Compares the trial's results of all ranks with rank 0's. Ranks whose optimizer was refused call
 /// it too.
