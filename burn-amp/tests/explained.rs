@@ -1,6 +1,8 @@
 //! `explain_overflow` names the first operation that is not finite under every policy, with and
 //! without a loss scaler.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use burn::backend::Autodiff;
 use burn::module::Param;
 use burn::nn::{Linear, LinearConfig};
@@ -13,6 +15,12 @@ use burn_amp::{
 use burn_flex::Flex;
 
 type B<P> = Autocast<Autodiff<Watch<Flex>>, P>;
+
+/// One test at a time: a scaler that lives scales the f16 losses of models without one.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn linear<P: Policy>(weight: f32) -> Linear<B<P>> {
     let device = Default::default();
@@ -67,6 +75,7 @@ fn is_explained<P: Policy>() {
 
 #[test]
 fn the_first_operation_is_named_under_every_policy_without_a_scaler() {
+    let _turn = turn();
     AmpConfig::bf16().install().unwrap();
     is_explained::<Bf16>();
     is_explained::<F16>();
@@ -79,6 +88,7 @@ fn the_first_operation_is_named_under_every_policy_without_a_scaler() {
 
 #[test]
 fn a_scaled_step_runs_again_at_its_scale_and_out_of_the_scalers_sight() {
+    let _turn = turn();
     type F = B<F16>;
     let scaler = GradScaler::default();
     let mut optimizer = scaler.wrap(SgdConfig::new().init::<F, Linear<F>>());
