@@ -241,7 +241,7 @@ fn low_precision_parameters_are_sent_as_they_are() {
 }
 
 /// A layer in bf16.
-fn low(config: LinearConfig) -> Linear<B> {
+pub fn low(config: LinearConfig) -> Linear<B> {
     let mut layer = config.init::<B>(&Default::default());
     let weight = layer.weight.val().cast(FloatDType::BF16);
     layer.weight = Param::from_tensor(weight.detach());

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
+use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer, SgdConfig};
+use burn::tensor::FloatDType;
 use burn_accum::{AccumConfig, ClipByNorm, ClipGlobalNorm, Counted, MultiSteps};
 use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
 use burn_ranks::BufferDtype;
@@ -13,6 +15,7 @@ use burn_zero::{
     ReduceOverRanks, Stage, ThreadGroup, Training, ZeroError, ZeroOptimizer, ZeroSettings,
 };
 
+use super::bytes::low;
 use super::support::*;
 
 const STEPS: usize = 4;
@@ -394,4 +397,48 @@ fn another_order_is_refused_when_it_is_built() {
         assert!(matches!(unprepared.err(), Some(UpdateError::NotPrepared)));
     })
     .unwrap();
+}
+
+#[test]
+fn a_reduction_is_of_one_update_and_one_of_a_learner_needs_its_strategy() {
+    let reduction = RankReduction::in_learner(ZeroSettings::default());
+    let mut update: Update<Net<B>, B> = adamw().reduce_by(&reduction).unwrap();
+    let second = adamw().reduce_by::<Net<B>>(&reduction.clone()).err();
+    assert!(
+        matches!(second, Some(UpdateError::Order { .. })),
+        "{second:?}"
+    );
+    let prepared = update.prepare(Net::<B>::new(&Default::default())).err();
+    let text = prepared.expect("there are no ranks").to_string();
+    assert!(text.contains("update.strategy()"), "{text}");
+}
+
+#[test]
+fn a_record_keeps_the_masters_of_a_model_in_bf16() {
+    let root = tempfile::tempdir().unwrap();
+    on_ranks(2, |group| {
+        let train = || {
+            let reduction = RankReduction::new(small_buckets(WITH_PARAMETERS[2]), group.clone())?;
+            let mut update = on_host().reduce_by(&reduction)?;
+            let model: Linear<B> = update.prepare(low(LinearConfig::new(7, 3)))?;
+            let x = batch::<B>(0, 0, 1).cast(FloatDType::BF16);
+            let gradients = update.backward(&model, model.forward(x).sum());
+            let mut training = Training {
+                model: update.step(LR, model, gradients)?,
+                optimizer: update,
+                scheduler: LR,
+            };
+            let recorder = reduction.recorder()?;
+            let weights = |model: &Linear<B>| model.weight.val().into_data();
+            let saved = weights(&training.model);
+            let by_ref = training.by_ref();
+            recorder
+                .save(root.path(), by_ref, Default::default(), Keep::default())
+                .unwrap();
+            let (loaded, _) = recorder.load(root.path(), None, training).unwrap();
+            assert_eq!(weights(&loaded.model), saved);
+            Ok(())
+        };
+        train().map_err(refused)
+    });
 }
