@@ -423,7 +423,7 @@ fn a_record_keeps_the_masters_of_a_model_in_bf16() {
             let model: Linear<B> = update.prepare(low(LinearConfig::new(7, 3)))?;
             let x = batch::<B>(0, 0, 1).cast(FloatDType::BF16);
             let gradients = update.backward(&model, model.forward(x).sum());
-            let mut training = Training {
+            let training = Training {
                 model: update.step(LR, model, gradients)?,
                 optimizer: update,
                 scheduler: LR,

@@ -11,9 +11,10 @@ use burn::optim::{AdamWConfig, GradientsParams, MuonConfig, Optimizer};
 use burn::tensor::backend::Backend;
 use burn::train::{Learner, TrainingStrategy};
 use burn_accum::{AccumConfig, MultiSteps};
+use burn_update::{EpochTail, Update, UpdateStrategy};
 use burn_zero::{
-    GroupOptions, ParameterShards, ProcessGroup, Stage, ThreadGroup, ZeroOptimizer, ZeroSettings,
-    ZeroStrategy,
+    GroupOptions, ParameterShards, ProcessGroup, ReduceOverRanks, Stage, ThreadGroup,
+    ZeroOptimizer, ZeroSettings, ZeroStrategy,
 };
 
 use crate::child::{ended, is_child};
@@ -60,6 +61,41 @@ fn an_optimizer_without_ranks() {
     let (message, steps) = refused(adam, ConstantLr::new(0.1), setup(), strategy);
     assert!(message.contains("has 0 of them"), "{message}");
     assert_eq!(steps, 0);
+}
+
+fn reduced() -> Update<Model<Z>, Z> {
+    let update = Update::new(AdamWConfig::new().init());
+    let settings = ZeroSettings::stage(Stage::Gradients);
+    update.reduce_in_learner(settings).expect("one reduction")
+}
+
+/// The record of rank 0 has its own window only.
+#[test]
+fn open_windows_in_records_over_ranks() {
+    let _turn = crate::turn();
+    let windows = AccumConfig::mean(2);
+    let update = reduced().accumulate(windows).expect("a window");
+    let strategy: UpdateStrategy<_> = update.strategy();
+    let strategy = strategy.threads(2).with_tail(EpochTail::Carry);
+    let (message, steps) = refused(update, ConstantLr::new(0.1), setup(), strategy);
+    assert!(
+        message.contains("`EpochTail::Carry` with records"),
+        "{message}"
+    );
+    assert_eq!(steps, 0);
+}
+
+#[test]
+fn an_update_over_ranks_without_its_strategy() {
+    let _turn = crate::turn();
+    let learner = Learner::new(Model::<Z>::new(), reduced(), ConstantLr::new(0.1));
+    let watch = Watch::default();
+    let trained = catch_unwind(AssertUnwindSafe(|| {
+        train_shown(learner, setup(), None, watch.clone(), watch.renderer());
+    }));
+    let panic = trained.expect_err("it is refused");
+    let message = panic.downcast::<String>().expect("a message");
+    assert!(message.contains("update.strategy()"), "{message}");
 }
 
 #[test]
