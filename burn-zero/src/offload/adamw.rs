@@ -164,6 +164,11 @@ impl OffloadedAdamW {
         for parameter in &mut parameters {
             let state = self.states.get(&parameter.id);
             parameter.is_known &= matches!(state, Some(State::Host(_)));
+            if !values_are_simulated() && state.is_some_and(|state| !state.has_values()) {
+                // Made when the same optimizer was estimated.
+                self.states.remove(&parameter.id);
+                parameter.is_known = false;
+            }
         }
         let (mut waiting, mut underway) = (parameters.into_iter(), VecDeque::new());
         let (config, states) = (&self.config.adamw, &mut self.states);

@@ -33,6 +33,14 @@ impl State {
         }
     }
 
+    /// Whether it has the numbers of a parameter: not if it was made in a program without data.
+    pub(super) fn has_values(&self) -> bool {
+        match self {
+            Self::Host(state) => state.has_values(),
+            Self::Saved(_) => true,
+        }
+    }
+
     /// The shapes of its tensors, which must equal the parameter's.
     pub(super) fn shapes(&self) -> Vec<Vec<usize>> {
         match self {
@@ -51,7 +59,7 @@ impl State {
         let (time, [moment_1, moment_2], master) = match self {
             Self::Saved(saved) => return saved,
             Self::Host(state) => {
-                let data = |values: &[f32]| TensorData::new(values.to_vec(), state.shape.clone());
+                let data = |values: &[f32]| state.data(values);
                 let (moment_1, moment_2) = state.adamw.moments();
                 let master = (state.dtype != DType::F32).then(|| data(state.adamw.master()));
                 let time = state.adamw.steps() as usize;
@@ -147,6 +155,20 @@ impl HostState {
             shape: gradient.shape.to_vec(),
             dtype: gradient.dtype,
         })
+    }
+
+    /// Whether it was made with a parameter, and not in a program without data.
+    fn has_values(&self) -> bool {
+        self.adamw.len() == self.shape.iter().product()
+    }
+
+    /// Its numbers for a record; zeros in a program without data.
+    fn data(&self, values: &[f32]) -> TensorData {
+        if self.has_values() {
+            TensorData::new(values.to_vec(), self.shape.clone())
+        } else {
+            TensorData::zeros::<f32, _>(self.shape.clone())
+        }
     }
 
     fn copy(&self, config: &HostAdamWConfig) -> Result<Self, ZeroError> {

@@ -23,6 +23,7 @@ use burn_zero::Stage;
 use clap::{Parser, ValueEnum};
 
 use examples::backend::{BackendName, with_fusion};
+use examples::finetune::options::check_context;
 use examples::finetune::plan::Updates;
 use examples::finetune::tuning::TuningOptions;
 use examples::gpt::loader::TokenBatch;
@@ -69,7 +70,7 @@ pub struct Fit {
     #[arg(
         long,
         value_name = "DIR|FILE",
-        conflicts_with = "params",
+        conflicts_with_all = ["params", "layers", "heads", "width", "dropout", "loss"],
         help_heading = "Fit"
     )]
     pub model: Option<PathBuf>,
@@ -175,16 +176,8 @@ impl Fit {
         for budget in self.budgets(&plan, &mut planner)? {
             plan.add(budget, memory);
         }
-        if let Some(file) = &self.plot {
-            let drawn = plan.fitting.first().unwrap_or(&asked);
-            draw::memory(
-                file,
-                &drawn.estimate,
-                self.memory,
-                &drawn.setting.to_string(),
-            )?;
-        }
         drop(planner);
+        self.draw(plan.fitting.first().unwrap_or(&asked))?;
         Ok(Report {
             parameters: parameters(&model),
             model,
@@ -194,6 +187,24 @@ impl Fit {
             lacks_fusion: self.lacks_fusion(),
             took: start.elapsed(),
         })
+    }
+
+    /// Draws the memory over an update into the file of `--plot`.
+    ///
+    /// # Errors
+    ///
+    /// A file that cannot be written.
+    fn draw(&self, drawn: &Planned<Setting>) -> Result<(), Box<dyn std::error::Error>> {
+        let Some(file) = &self.plot else {
+            return Ok(());
+        };
+        draw::memory(
+            file,
+            &drawn.estimate,
+            self.memory,
+            &drawn.setting.to_string(),
+        )?;
+        Ok(())
     }
 
     fn is_cubecl(&self) -> bool {
@@ -236,12 +247,16 @@ impl Fit {
         let asked = self.asked(1);
         self.tuning.validate(asked.amp)?;
         let config = published::read_config(model)?;
+        check_context(self.gpt.context, &config)?;
+        // The files of an adapter are read once, for all settings.
+        let tuning = self.tuning.without_files(&config)?;
         let (meta, memory) = self.device_without_data();
         let updates = Updates {
             config: &config,
-            tuning: &self.tuning,
+            tuning: &tuning,
             context: self.gpt.context,
-            has_documents: false,
+            // As `finetune --text` packs them: attention has a mask.
+            has_documents: true,
             meta,
         };
         let trained = updates.trained_parameters()?;
@@ -249,6 +264,7 @@ impl Fit {
         let asked = planner.planned(asked)?;
         let plan = planner.plan(asked.setting, &[asked.setting.amp])?;
         drop(planner);
+        self.draw(plan.fitting.first().unwrap_or(&asked))?;
         Ok(Published {
             config,
             trained,
@@ -316,6 +332,12 @@ impl Fit {
     }
 
     fn model(&self) -> Result<GptConfig, Box<dyn std::error::Error>> {
+        if self.tuning.is_given() {
+            return Err(
+                "--train, --lora-rank, --adapter and --frozen say what is trained of --model"
+                    .into(),
+            );
+        }
         self.gpt.validate()?;
         self.refuse_unread()?;
         self.refuse_places()?;

@@ -7,6 +7,8 @@ use clap::{ArgGroup, Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use super::tuning::TuningOptions;
+use crate::llm::LlmConfig;
+use crate::training::error::TrainingError;
 use crate::training::options::{
     MemoryOptions, above_zero, bytes, learning_rate, positive, probability,
 };
@@ -188,4 +190,18 @@ fn at_least_two(text: &str) -> Result<usize, String> {
         Ok(tokens) if tokens >= 2 => Ok(tokens),
         _ => Err("must be a number of at least 2".into()),
     }
+}
+
+/// # Errors
+///
+/// [`TrainingError::Options`] for a `--context` that the model was not made for, or that has no next
+/// token.
+pub fn check_context(context: usize, config: &LlmConfig) -> Result<(), TrainingError> {
+    if (2..=config.context).contains(&context) {
+        return Ok(());
+    }
+    Err(TrainingError::Options(format!(
+        "--context {context}: give 2 to {} tokens, for which the model was made (max_position_embeddings)",
+        config.context
+    )))
 }

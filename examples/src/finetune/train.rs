@@ -15,7 +15,7 @@ use burn_decorator::split_mix;
 use burn_estimate::DeviceProfile;
 use burn_zero::{Memory, offload_parameters};
 
-use super::options::{Options, Packing};
+use super::options::{Options, Packing, check_context};
 use super::order::Order;
 use super::plan;
 use super::progress::ProgressLines;
@@ -46,12 +46,7 @@ pub fn train<B: AutodiffBackend>(
     policy.install()?;
     GradScaler::new(&scaler)?;
     let config = LlmConfig::read(&options.model)?;
-    if options.context > config.context {
-        return Err(TrainingError::Options(format!(
-            "--context {} is longer than the {} tokens that the model was made for (max_position_embeddings)",
-            options.context, config.context
-        )));
-    }
+    check_context(options.context, &config)?;
     let text = Text::load(options, config.vocabulary)?;
     // New adapters are drawn alike in all processes.
     B::seed(&device, options.seed);

@@ -70,6 +70,11 @@ pub enum FrozenType {
 }
 
 impl TuningOptions {
+    /// Whether other than all parameters are trained, or frozen ones have a type of their own.
+    pub fn is_given(&self) -> bool {
+        self.has_adapters() || !self.train.is_empty() || self.frozen != FrozenType::F32
+    }
+
     fn has_adapters(&self) -> bool {
         self.lora_rank.is_some() || self.adapter.is_some()
     }

@@ -124,11 +124,19 @@ impl Setting {
     }
 
     /// The setting with state, gradients and parameters in each place that is not ruled out by what
-    /// is asked for. On several ranks parameters are in host memory at stage 3.
+    /// is asked for. On several ranks parameters are in host memory at stage 3, and at no other one:
+    /// ranks that do not share them hold them whole, and a run of it would compute in this machine's
+    /// memory.
     fn shared_out(&self) -> Vec<Self> {
         let stages = Stage::ALL.into_iter().filter(|stage| {
             let is_more = stage.number() >= self.stage.number();
-            is_more && (self.ranks > 1 || *stage == self.stage)
+            let can_be_there = !self.offload_param || *stage == Stage::Parameters;
+            is_more
+                && if self.ranks > 1 {
+                    can_be_there
+                } else {
+                    *stage == self.stage
+                }
         });
         let offload_params: &[bool] = match (self.offload_param, self.ranks) {
             (true, _) => &[true],
