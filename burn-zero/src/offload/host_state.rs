@@ -159,7 +159,7 @@ impl HostState {
 
     /// Whether it was made with a parameter, and not in a program without data.
     fn has_values(&self) -> bool {
-        self.adamw.len() == self.shape.iter().product()
+        self.adamw.len() == self.shape.iter().product::<usize>()
     }
 
     /// Its numbers for a record; zeros in a program without data.
