@@ -85,6 +85,16 @@ pub enum RematError {
         /// The path of the first such parameter.
         parameter: String,
     },
+    /// A backend for [`checkpoint_units`](crate::checkpoint_units) that keeps casts of parameters
+    /// above [`Remat`](crate::Remat).
+    #[error(
+        "the uses of parameters on `{backend}` are not seen: a second micro-batch uses the casts that `CastCache` has kept; use \
+         `Remat<CastCache<..>>`"
+    )]
+    UnitsHidden {
+        /// The backend's name.
+        backend: String,
+    },
     /// A backend for [`checkpoint_units`](crate::checkpoint_units) whose gradients are reduced over
     /// ranks.
     #[error(

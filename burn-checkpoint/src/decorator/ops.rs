@@ -228,14 +228,14 @@ macro_rules! first {
         })
     };
     (float_to_device $x:ident $device:ident) => {
-        if $x.unit().is_some() && $x.device() == *$device {
-            return $x;
-        }
         if !$x.is_delivered()
             && let Some(named) = NAMED.take()
         {
             let value = Value::Float(B::float_to_device($x.into_inner(), $device));
             return Handle::Managed(record::parameter(named, value));
+        }
+        if $x.unit().is_some() && $x.device() == *$device {
+            return $x;
         }
         if_delivered!($x => {
             let device = $device.clone();

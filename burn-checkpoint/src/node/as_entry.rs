@@ -76,8 +76,8 @@ impl<B: Backend> AnyEntry for Node<B> {
         inputs
     }
 
-    fn has_unit(&self) -> bool {
-        self.unit.is_some()
+    fn is_of_unit(&self, unit: &Arc<Unit>) -> bool {
+        self.unit.as_ref().is_some_and(|own| Arc::ptr_eq(own, unit))
     }
 
     fn upload_place(&self) -> Option<UploadPlace> {

@@ -9,6 +9,7 @@ use crate::record::clock::{Lineage, Step};
 use crate::record::op::OpInfo;
 use crate::scope::policy::{Policy, SavePolicy};
 use crate::scope::region::Region;
+use crate::scope::units::Unit;
 
 /// A node of any backend.
 pub(crate) trait AnyEntry: Send + Sync {
@@ -59,7 +60,7 @@ pub(crate) trait AnyEntry: Send + Sync {
     /// The managed tensors that it is computed from, if it has a recipe.
     fn inputs(&self) -> Vec<Arc<dyn AnyEntry>>;
     /// Whether it is a parameter of a unit.
-    fn has_unit(&self) -> bool;
+    fn is_of_unit(&self, unit: &Arc<Unit>) -> bool;
     /// The place of a delivered tensor in the order of uploads, if it is in one.
     fn upload_place(&self) -> Option<UploadPlace>;
     /// Estimated nanoseconds to run this node's recipe alone, or to upload it.

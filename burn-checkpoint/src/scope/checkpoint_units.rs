@@ -1,10 +1,10 @@
 //! Scopes of the repeated blocks of a model, found by the paths of its parameters.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
-use burn::module::AutodiffModule;
+use burn::module::{AutodiffModule, ParamId};
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
@@ -15,6 +15,7 @@ use burn_decorator::cell::with_value;
 use burn_decorator::module::map_floats;
 use burn_decorator::{gradient, repeated_block};
 
+use crate::MemoryBudget;
 use crate::error::RematError;
 use crate::host::request::{NAMED, Named};
 use crate::record::context;
@@ -31,8 +32,9 @@ use crate::scope::units::{self, Programs, Unit};
 ///
 /// The model that is returned has the same parameters, as new leaves. An optimizer makes new ones in
 /// each update, so [`wrap`](CheckpointedUnits::wrap) the optimizer. Parameters that anything else
-/// makes are in no unit until [`mark`](CheckpointedUnits::mark), and nothing of their blocks is
-/// evicted.
+/// makes are in no unit until [`mark`](CheckpointedUnits::mark): those of a record that was loaded,
+/// and those of a step that burn-amp's `Detection::Deferred` may have undone. A block of which no
+/// parameter is in a unit belongs to the block before.
 ///
 /// # Cost
 ///
@@ -45,6 +47,8 @@ use crate::scope::units::{self, Programs, Unit};
 ///
 /// - What a block computes before it uses a parameter belongs to the block before.
 /// - A block that is called several times in a row is one scope.
+/// - The last block of a model in which no parameter comes after it ends with the backward pass, and
+///   without one, as in validation, with the next use of a parameter in a unit on this thread.
 /// - Parameters that are in no block may be used between blocks only: inside of a block they end its
 ///   scope, and its next parameter begins another one.
 ///
@@ -53,6 +57,7 @@ use crate::scope::units::{self, Programs, Unit};
 /// - [`RematError::NoRepeatedBlocks`] if fewer than two blocks are found by the paths.
 /// - [`RematError::UnitsNotSeen`] if `B` has no [`Remat`](crate::Remat) in it, or a parameter is
 ///   [delivered](crate::delivered()), as those in host memory are.
+/// - [`RematError::UnitsHidden`] if casts of parameters are kept above `Remat`.
 /// - [`RematError::UnitsOverRanks`] if `B` is over ranks.
 /// - [`RematError::BackwardNotTold`] if `B` does not tell its backward passes.
 ///
@@ -123,6 +128,10 @@ pub fn checkpoint_units_by<B: AutodiffBackend, M: AutodiffModule<B>>(
     if backend.contains("sharded<") {
         return Err(RematError::UnitsOverRanks { backend });
     }
+    // The cast of a weight that burn-amp's `CastCache` keeps is no use of the weight.
+    if backend.contains("cast-cache<remat") {
+        return Err(RematError::UnitsHidden { backend });
+    }
     let programs = Arc::new(Programs::default());
     let mut by_name: BTreeMap<String, Arc<Unit>> = BTreeMap::new();
     let mut parameters = BTreeMap::new();
@@ -162,6 +171,8 @@ pub fn checkpoint_units_by<B: AutodiffBackend, M: AutodiffModule<B>>(
 
 /// Whether `Remat` is told of a backward pass of this backend.
 fn is_told<B: AutodiffBackend>(device: &Device<B>) -> bool {
+    // A budget of its own, so that one that is installed does not take this for a step.
+    let _aside = MemoryBudget::bytes(u64::MAX).install();
     let before = context::last_told();
     let x = Tensor::<B, 1>::ones([1], device).require_grad();
     drop(x.mul_scalar(2.0).backward());
@@ -230,12 +241,14 @@ impl CheckpointedUnits {
         mut unseen: impl FnMut(&str),
     ) -> M {
         units::end_inside_of(0);
-        map_floats(model, |path, _, value: FloatTensor<B>| {
+        // A parameter that the model holds twice stays one leaf.
+        let mut made: HashMap<ParamId, FloatTensor<B>> = HashMap::new();
+        map_floats(model, |path, id, value: FloatTensor<B>| {
             let Some(parameter) = self.parameters.get(path) else {
                 return value;
             };
             let nodes = context::collecting(|| drop(value.shape()));
-            if nodes.iter().any(|node| node.has_unit()) {
+            if nodes.iter().any(|node| node.is_of_unit(&parameter.unit)) {
                 return value;
             }
             let named = Named {
@@ -243,6 +256,12 @@ impl CheckpointedUnits {
                 unit: Some(parameter.unit.clone()),
             };
             let requires_grad = B::float_is_require_grad(&value);
+            let known = made.get(&id).filter(|known| {
+                known.shape() == value.shape() && B::float_is_require_grad(known) == requires_grad
+            });
+            if let Some(known) = known {
+                return known.clone();
+            }
             let value = B::inner(value);
             let device = B::InnerBackend::float_device(&value);
             let again = || B::InnerBackend::float_to_device(value, &device);
@@ -250,7 +269,9 @@ impl CheckpointedUnits {
             if not_taken.is_some() {
                 unseen(path);
             }
-            B::float_set_require_grad(B::from_inner(value), requires_grad)
+            let leaf = B::float_set_require_grad(B::from_inner(value), requires_grad);
+            made.insert(id, leaf.clone());
+            leaf
         })
     }
 }

@@ -130,8 +130,9 @@ impl UnitPass {
         }
         // It was evicted, and is computed again now: the next unit of this kind keeps it.
         let mut programs = self.unit.programs.0.lock();
-        let known = programs.entry(self.program()).or_default();
-        known.used.insert(operation);
+        if let Some(known) = programs.get_mut(&self.program()) {
+            known.used.insert(operation);
+        }
     }
 
     fn program(&self) -> u64 {
@@ -253,7 +254,7 @@ fn learn(frame: &Frame) {
     }
     let learned = HandedOver { used, of_next };
     let mut programs = pass.unit.programs.0.lock();
-    if programs.len() == MOST_PROGRAMS {
+    if programs.len() >= MOST_PROGRAMS {
         programs.clear();
     }
     programs.insert(pass.program(), learned);

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::backend::Autodiff;
 use burn::module::AutodiffModule;
+use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::ops::FloatTensor;
@@ -367,6 +368,36 @@ fn results_that_a_program_reads_after_backward_stay_from_the_next_step_on() {
     };
     let replayed: Vec<u64> = (0..3).map(replayed).collect();
     assert_eq!(replayed[1..], [0, 0], "{replayed:?}");
+}
+
+/// A budget that is in force before must not take anything of `checkpoint_units` for a step.
+#[test]
+fn a_fraction_measures_the_first_step_of_a_model_with_units() {
+    let budget = MemoryBudget::fraction(0.5).unwrap().install();
+    let model = Residual::<Told>::new(&Default::default());
+    let (model, _units) = checkpoint_units(model).unwrap();
+    for _ in 0..2 {
+        drop(model.forward(input(), &Bare).sum().backward());
+    }
+    let limit = budget.limit_bytes()[0].expect("it was measured");
+    assert!(limit > 10_000, "{limit}");
+}
+
+#[test]
+fn a_parameter_that_the_model_holds_twice_stays_one_leaf() {
+    let device = Default::default();
+    let linear = || LinearConfig::new(4, 4).init::<Told>(&device);
+    let tied = linear();
+    let model = vec![tied.clone(), linear(), tied];
+    let (marked, _units) = checkpoint_units(model.clone()).unwrap();
+    let gradient = |model: &Vec<Linear<Told>>| {
+        let x = Tensor::<Told, 2>::ones([3, 4], &device);
+        let y = model.iter().fold(x, |x, linear| linear.forward(x).tanh());
+        let gradients = GradientsParams::from_grads(y.sum().backward(), model);
+        let gradient = gradients.get::<Remat<Flex>, 2>(model[0].weight.id);
+        gradient.expect("it is used").into_data()
+    };
+    assert_eq!(gradient(&marked), gradient(&model));
 }
 
 #[test]
