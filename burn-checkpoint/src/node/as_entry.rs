@@ -16,6 +16,7 @@ use crate::record::clock;
 use crate::record::cost::upload_ns;
 use crate::scope::policy::{OpCall, Policy, SavePolicy};
 use crate::scope::region::Region;
+use crate::scope::units::Unit;
 
 impl<B: Backend> AnyEntry for Node<B> {
     fn save_policy(&self, policy: &Policy) -> Option<SavePolicy> {
