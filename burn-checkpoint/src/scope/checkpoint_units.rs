@@ -1,10 +1,10 @@
 //! Scopes of the repeated blocks of a model, found by the paths of its parameters.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use burn::module::{AutodiffModule, ParamId};
+use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
@@ -49,6 +49,8 @@ use crate::scope::units::{self, Programs, Unit};
 /// - A block that is called several times in a row is one scope.
 /// - The last block of a model in which no parameter comes after it ends with the backward pass, and
 ///   without one, as in validation, with the next use of a parameter in a unit on this thread.
+/// - A parameter that the model holds under two paths becomes two leaves with the same values, as it
+///   does in the first update of Burn's optimizers.
 /// - Parameters that are in no block may be used between blocks only: inside of a block they end its
 ///   scope, and its next parameter begins another one.
 ///
@@ -241,9 +243,7 @@ impl CheckpointedUnits {
         mut unseen: impl FnMut(&str),
     ) -> M {
         units::end_inside_of(0);
-        // A parameter that the model holds twice stays one leaf.
-        let mut made: HashMap<ParamId, FloatTensor<B>> = HashMap::new();
-        map_floats(model, |path, id, value: FloatTensor<B>| {
+        map_floats(model, |path, _, value: FloatTensor<B>| {
             let Some(parameter) = self.parameters.get(path) else {
                 return value;
             };
@@ -256,12 +256,6 @@ impl CheckpointedUnits {
                 unit: Some(parameter.unit.clone()),
             };
             let requires_grad = B::float_is_require_grad(&value);
-            let known = made.get(&id).filter(|known| {
-                known.shape() == value.shape() && B::float_is_require_grad(known) == requires_grad
-            });
-            if let Some(known) = known {
-                return known.clone();
-            }
             let value = B::inner(value);
             let device = B::InnerBackend::float_device(&value);
             let again = || B::InnerBackend::float_to_device(value, &device);
@@ -269,9 +263,7 @@ impl CheckpointedUnits {
             if not_taken.is_some() {
                 unseen(path);
             }
-            let leaf = B::float_set_require_grad(B::from_inner(value), requires_grad);
-            made.insert(id, leaf.clone());
-            leaf
+            B::float_set_require_grad(B::from_inner(value), requires_grad)
         })
     }
 }
