@@ -53,12 +53,7 @@ impl Leaf {
         if let Some(by) = self.uses.upgrade() {
             return Some(by);
         }
-        // A handle may outlive the optimizer, and keep the reducer.
-        if !self
-            .reducer
-            .upgrade()
-            .is_some_and(|reducer| reducer.is_owned())
-        {
+        if self.reducer.strong_count() == 0 {
             return None;
         }
         let by = Arc::new(Use {
