@@ -895,7 +895,7 @@ mod tests {
     fn the_plan_is_as_fast_as_an_exhaustive_search() {
         for profile in [DeviceProfile::RTX_4090, CPU] {
             let options =
-                "--no-pools --layers 2 --width 64 --context 64 --effective-batch 8 --memory";
+                "--no-pools --layers 2 --width 64 --context 64 --effective-batch 4 --memory";
             let all = run_on(&format!("{options} 1G"), profile);
             let run = |setting: &Setting| {
                 let _turn = turn();
@@ -926,7 +926,7 @@ mod tests {
                 .into_iter()
                 .filter(|setting| !(shares_memory && setting.uses_host()));
             let searched: Vec<_> = searched.map(&mut alone).collect();
-            assert!(searched.len() >= 20);
+            assert!(searched.len() >= 16);
             let mut peaks: Vec<_> = searched.iter().map(|(peak, _)| *peak).collect();
             peaks.sort_unstable();
             let mut chosen = Vec::new();
