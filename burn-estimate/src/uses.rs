@@ -39,17 +39,16 @@ impl Uses {
         let owned = parameter_bytes / if shares.optimizer_state { ranks } else { 1 };
         // Shards of the state step on shards of gradients and parameters.
         let shards = if shares.optimizer_state { owned } else { 0 };
-        let (downloaded_bytes, uploaded_bytes, host_bytes) = match shares.offload {
+        let (downloaded_bytes, uploaded_bytes, host_bytes) = if shares.offload {
             // Gradient, master and moments are read, all but the gradient written.
-            true => {
-                let uploaded_bytes = if self.are_on_host { 0 } else { parameter_bytes };
-                (parameter_bytes * backwards, uploaded_bytes, 7 * owned)
-            }
-            false => (
+            let uploaded_bytes = if self.are_on_host { 0 } else { parameter_bytes };
+            (parameter_bytes * backwards, uploaded_bytes, 7 * owned)
+        } else {
+            (
                 several * (parameter_bytes * passes + shards),
                 several * (parameter_bytes + shards),
                 0,
-            ),
+            )
         };
         let stage_2 = Traffic {
             sent_bytes: others(parameter_bytes) * (passes + 1),
@@ -152,9 +151,10 @@ impl<'a> Classes<'a> {
         if shares.replaces_parameters() && kind == Kind::Parameter && storage.died > self.update {
             // The old one is dropped before the new one is uploaded.
             let is_replaced = storage.born < self.update && storage.died != u64::MAX;
-            let during = match is_replaced {
-                true => storage.born..self.update,
-                false => storage.born.min(self.update)..storage.died,
+            let during = if is_replaced {
+                storage.born..self.update
+            } else {
+                storage.born.min(self.update)..storage.died
             };
             return vec![(during, storage.bytes)];
         }

@@ -63,9 +63,9 @@
 //! - Its optimizer updates other parameters than the model: this rank's shards, a module of its
 //!   own. So a reduction is an [`Optimize`] of the model around the [`LastParts`] of another update,
 //!   which has the clipping and the optimizer: it reduces, updates and publishes.
-//! - With a scale, a sum that overflows on any rank leaves the update out on all: [`Optimize::update`] puts the
-//!   names into [`Step::overflowed`] and sets [`Step::outcome`] back to [`StepOutcome::Waits`], and
-//!   the accumulation and the scale see it.
+//! - With a scale, a sum that overflows on any rank leaves the update out on all:
+//!   [`Optimize::update`] puts the names into [`Step::overflowed`] and sets [`Step::outcome`] back to
+//!   [`StepOutcome::Waits`], and the accumulation and the scale see it.
 //! - The norm to clip by is over the shards of all ranks, so it is in [`Step::norm`] before the
 //!   clipping runs.
 //! - The accumulation and the check of a scale ask all ranks which gradients are not finite, and how
@@ -86,6 +86,8 @@ mod ranks;
 mod record;
 mod step;
 mod strategy;
+#[doc(hidden)]
+pub mod tensor_fields;
 mod tree;
 mod update;
 

@@ -11,6 +11,8 @@ use burn::tensor::{DType, Element, TensorData};
 use ciborium::Value;
 use serde::{Deserialize, Serialize};
 
+use crate::tensor_fields::{are_a_tensor, into_tensor};
+
 /// What Burn's records serialize to. Every format can hold it, also those that do not describe
 /// themselves.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -82,7 +84,7 @@ impl RecordTree {
                 let values = values.into_iter().map(Self::of_value);
                 Ok(Self::List(values.collect::<Result<_, _>>()?))
             }
-            Value::Map(fields) if is_tensor(&fields) => tensor(fields).map(Self::Tensor),
+            Value::Map(fields) if are_a_tensor(&fields) => into_tensor(fields).map(Self::Tensor),
             Value::Map(fields) => {
                 let fields = fields.into_iter().map(|(key, value)| match key {
                     Value::Text(key) => Ok((key, Self::of_value(value)?)),
@@ -165,29 +167,4 @@ pub(crate) fn record_bytes<B: Backend, R: Record<B>>(record: R) -> Vec<u8> {
 /// Whether tensors have 64 bits.
 fn is_double<B: Backend>() -> bool {
     B::FloatElem::dtype() == DType::F64
-}
-
-/// The fields of a serialized [`TensorData`].
-const DATA: [&str; 3] = ["bytes", "shape", "dtype"];
-
-fn is_tensor(fields: &[(Value, Value)]) -> bool {
-    let has = |name| fields.iter().any(|(key, _)| key.as_text() == Some(name));
-    fields.len() == DATA.len() && DATA.into_iter().all(has)
-}
-
-/// The tensor of these fields, without a copy of its elements.
-fn tensor(mut fields: Vec<(Value, Value)>) -> Result<TensorData, String> {
-    let mut take = |name| {
-        let mut fields = fields.iter_mut();
-        let found = fields.find(|(key, _)| key.as_text() == Some(name));
-        found.map_or(Value::Null, |(_, value)| {
-            core::mem::replace(value, Value::Null)
-        })
-    };
-    let [bytes, shape, dtype] = DATA.map(&mut take);
-    let bytes = bytes.into_bytes();
-    let bytes = bytes.map_err(|found| format!("a tensor whose bytes are {found:?}"))?;
-    let shape: Vec<usize> = shape.deserialized().map_err(|error| error.to_string())?;
-    let dtype = dtype.deserialized().map_err(|error| error.to_string())?;
-    Ok(TensorData::from_bytes_vec(bytes, shape, dtype))
 }

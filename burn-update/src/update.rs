@@ -386,7 +386,8 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
 
     /// Shows the update the model that it will train. An update over ranks needs it before the first
     /// forward pass, and again after weights were loaded, on the thread that trains: it returns the
-    /// model with rank 0's weights, and all ranks call it. Without ranks the first step does it, and the model is unchanged.
+    /// model with rank 0's weights, and all ranks call it. Without ranks the first step does it, and
+    /// the model is unchanged.
     ///
     /// # Errors
     ///

@@ -19,6 +19,7 @@ use burn::module::ParamId;
 use burn::record::{FullPrecisionSettings, Record};
 use burn::tensor::backend::Backend;
 use burn::tensor::{BoolStore, DType, Tensor, TensorData};
+use burn_update::tensor_fields::{NAMES, are_a_tensor, into_tensor};
 use ciborium::Value;
 use serde::Serialize;
 use serde_json::Value as Json;
@@ -88,7 +89,7 @@ pub(crate) fn split<B: Backend, R: Record<B>>(
         }))
     };
     let take = |place: &str, parameter: usize, fields: Fields| {
-        let data = tensor_data(fields)?;
+        let data = into_tensor(fields).map_err(refuse)?;
         let in_tree = Value::serialized(&data.dtype).map_err(refuse)?;
         let tensor = at_place(place, parameter, data.dtype, layout)?;
         let (has, held) = (data.num_elements(), layout.held(parameter));
@@ -165,7 +166,7 @@ pub(crate) fn join<E: From<ZeroOptimizerError>>(
         let shape = Value::serialized(&layout.shard_shape(parameter)).map_err(refuse)?;
         let dtype = Value::serialized(&on_host(dtype)).map_err(refuse)?;
         let values = [Value::Bytes(bytes), shape, dtype];
-        let keys = DATA.map(|key| Value::Text(key.to_owned()));
+        let keys = NAMES.map(|key| Value::Text(key.to_owned()));
         Ok(Some(Value::Map(keys.into_iter().zip(values).collect())))
     };
     let tree = Value::serialized(tree).map_err(refuse)?;
@@ -338,31 +339,10 @@ const NO_SHARD: &str = "is a tensor of no shard: a sum of an incomplete window o
                         update; an average of the weights or another part's tensor is kept by records of a Learner \
                         (`reduce_in_learner`), not by the `Recorder`";
 
-/// The fields of a serialized [`TensorData`].
-const DATA: [&str; 3] = ["bytes", "shape", "dtype"];
-
 /// Whether these are the fields of a tensor, in Burn's tree or in JSON.
 fn is_tensor(fields: &Fields) -> bool {
-    let has = |name| fields.iter().any(|(key, _)| key.as_text() == Some(name));
-    has(TENSOR) || fields.len() == DATA.len() && DATA.into_iter().all(has)
-}
-
-/// The tensor of these fields, without a copy.
-fn tensor_data(mut fields: Fields) -> Result<TensorData, ZeroOptimizerError> {
-    let mut take = |name| {
-        let mut fields = fields.iter_mut();
-        let found = fields.find(|(key, _)| key.as_text() == Some(name));
-        found.map_or(Value::Null, |(_, value)| {
-            core::mem::replace(value, Value::Null)
-        })
-    };
-    let [bytes, shape, dtype] = DATA.map(&mut take);
-    let bytes = bytes.into_bytes();
-    Ok(TensorData::from_bytes_vec(
-        bytes.map_err(|_| refuse("a tensor has no bytes"))?,
-        shape.deserialized::<Vec<usize>>().map_err(refuse)?,
-        dtype.deserialized().map_err(refuse)?,
-    ))
+    let mut keys = fields.iter().map(|(key, _)| key);
+    keys.any(|key| key.as_text() == Some(TENSOR)) || are_a_tensor(fields)
 }
 
 /// The tensor at a place of the tree, with this rank's shard.

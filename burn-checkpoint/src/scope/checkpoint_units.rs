@@ -205,9 +205,8 @@ impl fmt::Debug for CheckpointedUnits {
 impl CheckpointedUnits {
     /// The names of the units that have scopes.
     pub fn names(&self) -> Vec<&str> {
-        let names = self.parameters.values();
-        let names = names.map(|parameter| parameter.unit.name());
-        let mut names: Vec<_> = names.filter(|name| !name.is_empty()).collect();
+        let of_parameters = self.parameters.values().map(|it| it.unit.name());
+        let mut names: Vec<_> = of_parameters.filter(|name| !name.is_empty()).collect();
         names.sort_unstable();
         names.dedup();
         names

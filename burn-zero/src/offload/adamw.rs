@@ -157,6 +157,10 @@ impl OffloadedAdamW {
             return Ok(module); // no inner optimizer to pass the message to
         }
         not_negative("learning_rate", lr)?;
+        if !values_are_simulated() {
+            // What was made when this optimizer was estimated.
+            self.states.retain(|_, state| state.has_values());
+        }
         let mut parameters = self.link.parameters::<B, M>(&module, gradients)?;
         parameters.iter().try_for_each(|known| self.check(known))?;
         let devices = parameters.iter().map(|it| (it.id, it.device.clone()));
@@ -164,11 +168,6 @@ impl OffloadedAdamW {
         for parameter in &mut parameters {
             let state = self.states.get(&parameter.id);
             parameter.is_known &= matches!(state, Some(State::Host(_)));
-            if !values_are_simulated() && state.is_some_and(|state| !state.has_values()) {
-                // Made when the same optimizer was estimated.
-                self.states.remove(&parameter.id);
-                parameter.is_known = false;
-            }
         }
         let (mut waiting, mut underway) = (parameters.into_iter(), VecDeque::new());
         let (config, states) = (&self.config.adamw, &mut self.states);

@@ -1,5 +1,5 @@
-//! The connection between a strategy and the [`ZeroOptimizer`](super::ZeroOptimizer) inside its Learner: a context on the
-//! thread that trains.
+//! The connection between a strategy and the [`ZeroOptimizer`](super::ZeroOptimizer) inside its
+//! Learner: a context on the thread that trains.
 //!
 //! A Learner does not expose its optimizer, nor do wrappers. But a thread is a rank, and both
 //! strategy and optimizer run on it. The strategy sets a [`RankContext`] for the thread and sends

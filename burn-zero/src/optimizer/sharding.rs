@@ -168,9 +168,10 @@ impl Sharding {
 
     /// The error of a step before the model was prepared.
     pub(super) fn unprepared(&self) -> ZeroOptimizerError {
-        match self.in_learner {
-            false => ZeroOptimizerError::NotPrepared,
-            true => ZeroOptimizerError::NoStrategy,
+        if self.in_learner {
+            ZeroOptimizerError::NoStrategy
+        } else {
+            ZeroOptimizerError::NotPrepared
         }
     }
 

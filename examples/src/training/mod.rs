@@ -1,8 +1,10 @@
 //! What the examples that train share: `gpt`, `finetune`, the benchmark.
 //!
-//! [`options`]: those of memory and speed; [`precision`]: the backend, and mixed precision; [`recompute`]: what becomes of activations;
-//! [`optimizer`]: AdamW, on the device or on the host, whole or sharded; [`ranks`]: who trains;
-//! [`without_data`]: an update run for its memory alone; [`plan`]: the settings of it that fit; [`report`]: how figures are shown; [`error`]: what can go wrong.
+//! [`options`]: those of memory and speed; [`precision`]: the backend, and mixed precision;
+//! [`recompute`]: what becomes of activations; [`optimizer`]: AdamW, on the device or on the host,
+//! whole or sharded; [`ranks`]: who trains; [`without_data`]: an update run for its memory alone;
+//! [`plan`]: the settings of it that fit; [`report`]: how figures are shown; [`error`]: what can go
+//! wrong.
 
 pub mod error;
 pub mod optimizer;

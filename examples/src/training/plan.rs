@@ -130,13 +130,12 @@ impl Setting {
     fn shared_out(&self) -> Vec<Self> {
         let stages = Stage::ALL.into_iter().filter(|stage| {
             let is_more = stage.number() >= self.stage.number();
-            let can_be_there = !self.offload_param || *stage == Stage::Parameters;
-            is_more
-                && if self.ranks > 1 {
-                    can_be_there
-                } else {
-                    *stage == self.stage
-                }
+            let is_possible = if self.ranks > 1 {
+                !self.offload_param || *stage == Stage::Parameters
+            } else {
+                *stage == self.stage
+            };
+            is_more && is_possible
         });
         let offload_params: &[bool] = match (self.offload_param, self.ranks) {
             (true, _) => &[true],
