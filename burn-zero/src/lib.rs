@@ -106,7 +106,8 @@
 //! fit the device. With Adam an element of an f32 parameter takes 16 bytes on the device: itself,
 //! its gradient and two moments. Offloaded it takes 4 to 8 on the device and 12 to 16 on the host,
 //! for the master, the moments and the gradient. One rank is enough; inside a [`ZeroOptimizer`]
-//! each rank's host holds that rank's shard. [`HostAdamW`] is its arithmetic, on slices.
+//! each rank's host holds that rank's shard. [`HostAdamW`] is its arithmetic, on slices, and
+//! [`PlacedAdamW`] is this optimizer or Burn's AdamW, by a setting.
 //!
 //! ```
 //! use burn::{backend::Autodiff, nn, optim::{GradientsParams, Optimizer}, prelude::*};
@@ -181,7 +182,7 @@ pub use error::ZeroError;
 pub use estimate::{Estimate, ModelStates, estimate};
 pub use offload::{
     AdamWState, Gradients, HostAdamW, HostAdamWConfig, OffloadConfig, OffloadRecord,
-    OffloadedAdamW, ParamsOut,
+    OffloadedAdamW, ParamsOut, PlacedAdamW,
 };
 pub use optimizer::{
     ParameterShards, RankReduction, ReduceOverRanks, ZeroOptimizer, ZeroOptimizerError,
@@ -198,7 +199,7 @@ pub use tensor_file::TensorFile;
 /// Types of modules and records, public because Burn's traits require it; programs need not name
 /// them.
 pub mod parts {
-    pub use crate::offload::{EntryItem, StateItem};
+    pub use crate::offload::{EntryItem, PlacedRecord, StateItem};
     pub use crate::optimizer::{ParameterShard, ShardOptimizer};
 }
 

@@ -63,8 +63,13 @@ impl<B: AutodiffBackend> Stateful<B> for UpdateScale {
         SCALE.to_owned()
     }
 
+    /// None if nothing is scaled.
     fn gauges(&self) -> Vec<Gauge> {
-        metric::gauges(&self.scaler)
+        if self.scaler.shared.lock().is_enabled() {
+            metric::gauges(&self.scaler)
+        } else {
+            Vec::new()
+        }
     }
 
     fn save(&self) -> Option<PartState> {

@@ -93,6 +93,17 @@ impl Default for HostAdamWConfig {
     }
 }
 
+/// Burn's configuration with these numbers, as f32.
+impl From<&HostAdamWConfig> for AdamWConfig {
+    fn from(config: &HostAdamWConfig) -> Self {
+        Self::new()
+            .with_beta_1(config.beta_1 as f32)
+            .with_beta_2(config.beta_2 as f32)
+            .with_epsilon(config.epsilon as f32)
+            .with_weight_decay(config.weight_decay as f32)
+    }
+}
+
 /// Burn's configuration under the same names, so that a swap of the optimizer changes no value.
 ///
 /// ```

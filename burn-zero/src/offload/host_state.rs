@@ -255,10 +255,17 @@ fn widened(data: &TensorData) -> Cow<'_, [f32]> {
 #[derive(Clone)]
 pub struct OffloadRecord(pub(super) HashMap<ParamId, State>);
 
+impl OffloadRecord {
+    /// The number of parameters.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
 impl core::fmt::Debug for OffloadRecord {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("OffloadRecord")
-            .field("parameters", &self.0.len())
+            .field("parameters", &self.len())
             .finish_non_exhaustive()
     }
 }

@@ -6,6 +6,7 @@ mod golden;
 mod host_tensors;
 mod layers;
 mod parity;
+mod placed;
 mod record;
 mod refusals;
 mod support;

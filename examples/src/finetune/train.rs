@@ -4,16 +4,15 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use burn::module::AutodiffModule;
-use burn::optim::Optimizer;
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
-use burn::train::Interrupter;
-use burn_accum::{AccumConfig, Counted, GradNorm, MultiSteps};
+use burn_accum::{AccumConfig, Counted, GradNorm};
 use burn_amp::GradScaler;
 use burn_checkpoint::MemoryBudget;
 use burn_decorator::split_mix;
 use burn_estimate::DeviceProfile;
-use burn_zero::{Memory, offload_parameters};
+use burn_update::Update;
+use burn_zero::{Memory, RankReduction, ZeroConfig, offload_parameters};
 
 use super::options::{Options, Packing, check_context};
 use super::order::Order;
@@ -24,8 +23,8 @@ use super::text::{Sequence, Text, batch};
 use crate::llm::{Llm, LlmConfig};
 use crate::pools::peak_bytes;
 use crate::training::error::TrainingError;
-use crate::training::optimizer::{TrainingOptimizer, of_rank};
 use crate::training::ranks::{Rank, device_of, number_of_ranks, run_ranks};
+use crate::training::update::UpdateParts;
 
 /// Trains, and reports where rank 0 is; the device is one of the backend that the options name, and
 /// `profile` measures its speed, which `--memory` asks for.
@@ -93,8 +92,8 @@ struct RankTraining<'a, B: AutodiffBackend> {
 }
 
 /// What makes the updates.
-struct Updates<O> {
-    optimizer: O,
+struct Updates<B: AutodiffBackend> {
+    update: Update<Llm<B>, B>,
     scaler: GradScaler,
     norm: GradNorm,
 }
@@ -111,17 +110,14 @@ struct History {
 
 impl<B: AutodiffBackend> RankTraining<'_, B> {
     fn train(&self) -> Result<Option<Report>, TrainingError> {
-        let zero_config = self.options.zero();
-        let zero = of_rank::<B>(&self.options.adamw(), &zero_config, self.rank)?;
-        // Ranks that are threads share the generator of their process otherwise.
-        let mut zero = zero.with_seed(self.options.seed);
-        let model = self.placed_model(zero_config.offload_param);
+        let zero = self.options.zero();
+        let mut updates = self.updates(&zero)?;
+        let model = self.placed_model(zero.offload_param);
         let parameters = model.trained_parameters();
         if self.is_first() {
             self.announce(parameters, model.config().parameters());
         }
-        let model = zero.prepare::<B, _>(model)?;
-        let mut updates = self.updates(zero)?;
+        let model = updates.update.prepare(model)?;
         let checkpoint = self.options.memory.checkpoint;
         let _budget = checkpoint.budget().map(MemoryBudget::install);
 
@@ -145,20 +141,23 @@ impl<B: AutodiffBackend> RankTraining<'_, B> {
         Ok(Some(report))
     }
 
-    /// Windows and a loss scale around the optimizer.
-    fn updates(
-        &self,
-        zero: TrainingOptimizer<B>,
-    ) -> Result<Updates<impl Optimizer<Llm<B>, B> + use<B>>, TrainingError> {
-        let norm = zero.inner().norm();
-        let items_of_all_ranks = zero.items_of_all_ranks();
-        let window = MultiSteps::new(zero, AccumConfig::tokens(self.options.accum))
-            .expect("a window has steps")
-            .with_items_of_all_ranks(items_of_all_ranks);
+    /// The update, over the ranks.
+    fn updates(&self, zero: &ZeroConfig) -> Result<Updates<B>, TrainingError> {
+        let reduction = RankReduction::new(zero.settings(), self.rank.clone())?
+            // Ranks that are threads share the generator of their process otherwise.
+            .with_seed(self.options.seed);
         let (_, scale) = self.options.memory.amp().configs();
-        let scaler = GradScaler::new(&scale)?.with_interrupter(Interrupter::new());
+        let scaler = GradScaler::new(&scale)?;
+        let (update, norm) = UpdateParts {
+            adamw: &self.options.adamw(),
+            zero,
+            reduction: &reduction,
+            window: AccumConfig::tokens(self.options.accum),
+            scaler: &scaler,
+        }
+        .update()?;
         Ok(Updates {
-            optimizer: scaler.wrap(window),
+            update,
             scaler,
             norm,
         })
@@ -209,9 +208,9 @@ impl<B: AutodiffBackend> RankTraining<'_, B> {
     }
 
     /// Makes all updates.
-    fn train_on<O: Optimizer<Llm<B>, B>>(
+    fn train_on(
         &self,
-        updates: &mut Updates<O>,
+        updates: &mut Updates<B>,
         mut model: Llm<B>,
     ) -> Result<(Llm<B>, History), TrainingError> {
         let Self {
@@ -248,9 +247,9 @@ impl<B: AutodiffBackend> RankTraining<'_, B> {
 
     /// Makes one update, counted from 0, of some sequences. Returns the mean loss of their tokens
     /// before it.
-    fn update<O: Optimizer<Llm<B>, B>>(
+    fn update(
         &self,
-        updates: &mut Updates<O>,
+        updates: &mut Updates<B>,
         mut model: Llm<B>,
         update: usize,
         numbers: &[usize],
@@ -269,11 +268,9 @@ impl<B: AutodiffBackend> RankTraining<'_, B> {
                 loss.clone().inner() * items.clone().inner(),
                 items.clone().inner(),
             );
-            let gradients = Counted::mean(loss, items).backward(&model);
-            model = updates.optimizer.step(lr, model, gradients);
-            if let Some(error) = updates.scaler.error() {
-                return Err(error.into());
-            }
+            let loss = Counted::mean(loss, items);
+            let gradients = updates.update.backward(&model, loss);
+            model = updates.update.step(lr, model, gradients)?;
         }
         Ok((model, sums.mean_of_all_ranks(self.rank)?))
     }

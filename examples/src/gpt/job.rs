@@ -7,9 +7,11 @@ use burn::lr_scheduler::composed::{ComposedLrScheduler, ComposedLrSchedulerConfi
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::tensor::backend::AutodiffBackend;
-use burn_amp::GradScalerConfig;
+use burn_accum::AccumConfig;
+use burn_amp::{GradScaler, GradScalerConfig};
 use burn_zero::{
-    BatchConfig, BatchSizes, ConfigError, HostAdamWConfig, Memory, ZeroConfig, offload_parameters,
+    BatchConfig, BatchSizes, ConfigError, HostAdamWConfig, Memory, RankReduction, ZeroConfig,
+    offload_parameters,
 };
 use serde_json::{Value, json};
 
@@ -18,6 +20,7 @@ use super::model::Gpt;
 use super::options::Options;
 use crate::training::error::TrainingError;
 use crate::training::precision::Amp;
+use crate::training::update::UpdateParts;
 
 /// Sequences in a micro-batch by default.
 const BATCH: u64 = 16;
@@ -108,6 +111,21 @@ impl Job {
         let refused =
             |reason| TrainingError::Options(format!("learning rate {}: {reason}", self.lr));
         schedule.init().map_err(refused)
+    }
+
+    /// The update, over the ranks of `reduction`, with this scaler, which is that of the job.
+    pub fn update<'a>(
+        &'a self,
+        reduction: &'a RankReduction,
+        scaler: &'a GradScaler,
+    ) -> UpdateParts<'a> {
+        UpdateParts {
+            adamw: &self.adamw,
+            zero: &self.zero,
+            reduction,
+            window: AccumConfig::mean(self.batch.steps as usize),
+            scaler,
+        }
     }
 
     /// Sets the window that was found for `--effective-batch`.

@@ -8,6 +8,7 @@ use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderIterator, Progress};
 use burn::prelude::*;
 pub use burn_decorator::split_mix::output as hash;
+use burn_update::{EpochOfRank, RankLoader};
 use burn_zero::BatchSizes;
 
 /// Sequences of tokens and, for each of them, the token that follows.
@@ -110,18 +111,11 @@ pub struct Loader<B: Backend> {
 }
 
 impl<B: Backend> Loader<B> {
-    /// A loader whose first epoch is `first_epoch`.
-    pub fn new(
-        cut: Cut,
-        batch: BatchSizes,
-        plan: Plan,
-        seed: u64,
-        first_epoch: usize,
-        device: &B::Device,
-    ) -> Self {
+    /// A loader of all ranks' sequences, whose first epoch is 1.
+    pub fn new(cut: Cut, batch: BatchSizes, plan: Plan, seed: u64, device: &B::Device) -> Self {
         Self {
             items: 0..plan.epoch * batch.train as usize,
-            next_epoch: AtomicUsize::new(first_epoch),
+            next_epoch: AtomicUsize::new(1),
             device: device.clone(),
             cut,
             batch,
@@ -131,19 +125,22 @@ impl<B: Backend> Loader<B> {
     }
 
     /// The sequences that a rank reads in so many updates.
-    fn of_rank(&self, updates: usize) -> usize {
+    fn sequences_of_rank(&self, updates: usize) -> usize {
         updates * (self.batch.micro * self.batch.steps) as usize
     }
 
     /// Where a sequence begins; nothing in an epoch that is shorter than the others.
     fn start(&self, epoch: usize, item: usize) -> Option<usize> {
         let updates = self.plan.updates_of(epoch);
-        let (size, of_epoch) = (self.batch.micro as usize, self.of_rank(self.plan.epoch));
+        let (size, of_epoch) = (
+            self.batch.micro as usize,
+            self.sequences_of_rank(self.plan.epoch),
+        );
         let (rank, own) = (item / of_epoch, item % of_epoch);
         let micro_batch = own / size * self.batch.world_size + rank;
         let number = updates.start * self.batch.train as usize + micro_batch * size + own % size;
         let start = hash(self.seed, number as u64) % (self.cut.last() as u64 + 1);
-        (own < self.of_rank(updates.len())).then_some(start as usize)
+        (own < self.sequences_of_rank(updates.len())).then_some(start as usize)
     }
 
     fn with(&self, items: Range<usize>, device: &B::Device) -> Self {
@@ -157,12 +154,30 @@ impl<B: Backend> Loader<B> {
     }
 }
 
+impl<B: Backend> RankLoader<B, TokenBatch<B>> for Loader<B> {
+    fn of_rank(&self, first: EpochOfRank) -> Arc<dyn DataLoader<B, TokenBatch<B>>> {
+        let items = self.sequences_of_rank(self.plan.epoch);
+        let own = first.rank * items..(first.rank + 1) * items;
+        let loader = self.with(own, &self.device);
+        loader.next_epoch.store(first.epoch, Ordering::Relaxed);
+        Arc::new(loader)
+    }
+
+    fn description(&self) -> String {
+        let Self {
+            batch, plan, seed, ..
+        } = self;
+        let positions = self.cut.last() + 1;
+        format!("{batch:?}, {plan:?}, seed {seed}, {positions} positions")
+    }
+}
+
 impl<B: Backend> DataLoader<B, TokenBatch<B>> for Loader<B> {
     /// Starts the next epoch, and the random numbers of its steps: a function of seed, rank and
     /// epoch, so that a resumed training draws the same dropout masks as one without the break.
     fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<TokenBatch<B>> + 'a> {
         let epoch = self.next_epoch.fetch_add(1, Ordering::Relaxed);
-        let rank = (self.items.start / self.of_rank(self.plan.epoch)) as u64;
+        let rank = (self.items.start / self.sequences_of_rank(self.plan.epoch)) as u64;
         let begin = self.plan.updates_of(epoch).start as u64;
         B::seed(&self.device, hash(!self.seed ^ (rank << 32), begin));
         let starts = self.items.clone();

@@ -3,16 +3,16 @@
 
 use std::cell::Cell;
 use std::path::Path;
+use std::sync::Arc;
 
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
-use burn_accum::{
-    AccumConfig, MicroBatchFound, MicroBatchSearch, MultiSteps, find_micro_batch, rehearse,
-};
+use burn_accum::{AccumConfig, MicroBatchFound, MicroBatchSearch, find_micro_batch, rehearse};
 use burn_amp::GradScaler;
 use burn_checkpoint::snapshot::{Snapshot, chrome_trace};
 use burn_checkpoint::{InstalledBudget, MemoryBudget, record_all};
 use burn_estimate::{Meta, estimate_run};
+use burn_zero::{RankReduction, SingleRank};
 
 use super::job::Job;
 use super::loader::TokenBatch;
@@ -20,12 +20,12 @@ use super::options::Options;
 use crate::memory_plot::MemoryPlot;
 use crate::pools::{device_bytes, memory_probe};
 use crate::training::error::TrainingError;
-use crate::training::optimizer::in_learner;
 use crate::training::precision::Training;
+use crate::training::update::UpdateParts;
 
 /// Trains two windows of two micro-batches of this size and drops the result; `begins` is called
-/// before each micro-step, with the budget in force. Budget, scaler and optimizer are its own, so
-/// the training's stay new. Draws random numbers.
+/// before each micro-step, with the budget in force. Budget and update are its own, so the
+/// training's stay new. Draws random numbers.
 fn rehearsal<B: AutodiffBackend>(
     options: &Options,
     job: &Job,
@@ -40,11 +40,16 @@ fn rehearsal<B: AutodiffBackend>(
         .checkpoint
         .budget()
         .map(MemoryBudget::install);
-    let mut zero = in_learner::<B>(&job.adamw, &job.zero, 1).expect(CHECKED);
-    let model = zero.prepare::<B, _>(job.model::<B>(options, device));
-    let steps = MultiSteps::new(zero, AccumConfig::mean(2)).expect(CHECKED);
+    let alone = Arc::new(SingleRank::new());
+    let reduction = RankReduction::new(job.zero.settings(), alone).expect(CHECKED);
     let scaler = GradScaler::new(&job.scaler).expect(CHECKED);
-    rehearse(model.expect(CHECKED), scaler.wrap(steps), || {
+    let parts = UpdateParts {
+        window: AccumConfig::mean(2),
+        ..job.update(&reduction, &scaler)
+    };
+    let (mut update, _) = parts.update().expect(CHECKED);
+    let model = update.prepare(job.model::<B>(options, device));
+    rehearse(model.expect(CHECKED), update, || {
         begins(budget.as_ref());
         TokenBatch {
             inputs: tokens.clone(),

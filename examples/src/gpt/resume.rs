@@ -42,6 +42,14 @@ pub fn open(options: &Options, job: &Job, text: &Text) -> Result<usize, Training
     })?;
     let place = directory.display();
     let then = fs::read_to_string(file)?;
+    let is_older = |then: &Value| then[RECORDS] != OF_UPDATES;
+    if serde_json::from_str(&then).is_ok_and(|then| is_older(&then)) {
+        let older = format!(
+            "the records in {place} are of an older version of this program, whose optimizer has others: resume with that version, \
+             or start anew without --resume"
+        );
+        return Err(TrainingError::Resume(older));
+    }
     // A line is a setting.
     let lines = then.lines().zip(now.lines());
     let changed = lines.filter(|(then, now)| then != now);
@@ -66,6 +74,12 @@ pub fn open(options: &Options, job: &Job, text: &Text) -> Result<usize, Training
     Ok(last + 1)
 }
 
+/// The form of the optimizer's records, as a setting.
+const RECORDS: &str = "records";
+
+/// Those of a `burn_update::Update`.
+const OF_UPDATES: &str = "of updates";
+
 /// What must stay the same. The number of sequences in an update must, but not how they fall into
 /// micro-batches and ranks.
 fn settings(options: &Options, job: &Job, text: &Text) -> Value {
@@ -88,6 +102,7 @@ fn settings(options: &Options, job: &Job, text: &Text) -> Value {
         "sequences in an update": job.batch.train,
         "bytes of text": text.bytes(),
         "hash of the text": text_hash,
+        RECORDS: OF_UPDATES,
     })
 }
 

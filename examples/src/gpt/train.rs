@@ -12,13 +12,13 @@ use burn::tensor::backend::{AutodiffBackend, DeviceOps};
 use burn::train::checkpoint::KeepLastNCheckpoints;
 use burn::train::metric::{LearningRateMetric, LossMetric};
 use burn::train::{Interrupter, Learner, SupervisedTraining};
-use burn_accum::{AccumConfig, MicroBatchFound, MultiSteps, PerUpdate, UpdatesMetric};
-use burn_amp::{GradScaler, LossScaleMetric, SkippedStepsMetric};
+use burn_accum::MicroBatchFound;
+use burn_amp::GradScaler;
 use burn_checkpoint::{MemoryBudget, RematMetric, RematStats};
 use burn_flex::Flex;
 use burn_ranks::launched;
 use burn_tensorboard::TensorBoard;
-use burn_zero::{ModelStates, SilentRenderer, ZeroStrategy, estimate};
+use burn_zero::{ModelStates, RankReduction, SilentRenderer, estimate};
 
 use super::job::Job;
 use super::loader::{Cut, Loader};
@@ -32,8 +32,6 @@ use super::sample::sample;
 use super::text::Text;
 use crate::pools::peak_bytes;
 use crate::training::error::TrainingError;
-use crate::training::optimizer::in_learner;
-use crate::training::precision::Amp;
 use crate::training::ranks::{Rank, device_of, run_ranks};
 use crate::training::recompute::Checkpoint;
 
@@ -59,9 +57,10 @@ pub fn train<B: AutodiffBackend>(
     policy.check::<B>(&device)?;
     policy.install()?;
     // Finds an invalid configuration before anything is written.
-    GradScaler::new(&job.scaler)?;
+    let reduction = RankReduction::in_learner(job.zero.settings());
+    let scaler = GradScaler::new(&job.scaler)?;
+    job.update(&reduction, &scaler).update::<Gpt<B>, B>()?;
     job.schedule(options)?;
-    in_learner::<B>(&job.adamw, &job.zero, ranks)?;
     let text = Text::load(&options.text, options.context)?;
     let found = find_window::<B>(options, &mut job, &device)?;
     if let Some(found) = &found {
@@ -113,7 +112,7 @@ impl<B: AutodiffBackend> Run<'_, B> {
         let plan = options.plan();
         let (batch, context, seed) = (job.batch, options.context, options.seed);
         let cut = Cut::new(&text.train, context);
-        let train = Loader::<B>::new(cut, batch, plan, seed, first_epoch, &device);
+        let train = Arc::new(Loader::<B>::new(cut, batch, plan, seed, &device));
         let cut = Cut::new(&text.valid, context);
         let spread = InMemDataset::new(cut.spread(&batch, VALIDATION_SEQUENCES));
         let valid = DataLoaderBuilder::new(cut).batch_size(batch.micro as usize);
@@ -137,39 +136,35 @@ impl<B: AutodiffBackend> Run<'_, B> {
             );
         }
 
-        let mut zero = in_learner::<B>(&job.adamw, &job.zero, ranks)?;
+        let mut reduction = RankReduction::in_learner(job.zero.settings());
         if launched().is_none() {
             // Threads share the generator of their process.
-            zero = zero.with_seed(seed);
+            reduction = reduction.with_seed(seed);
         }
-        let window = AccumConfig::mean(batch.steps as usize);
-        let optimizer = MultiSteps::new(zero, window).expect("a window has steps");
-        let updates = optimizer.updates();
-        let schedule = PerUpdate::new(job.schedule(options)?, &updates);
         let interrupter = Interrupter::new();
         let scaler = GradScaler::new(&job.scaler)?.with_interrupter(interrupter.clone());
-        let learner = Learner::new(model, scaler.wrap(optimizer), schedule);
+        let (update, _) = job.update(&reduction, &scaler).update()?;
+        let updates = update.progress();
+        let strategy = update
+            .strategy()
+            .process(rank.clone())
+            .with_devices(vec![device.clone()])
+            // It goes on with the epoch of a record, on any number of ranks.
+            .with_train_loader(train.clone());
+        let schedule = update.per_update(job.schedule(options)?);
+        let learner = Learner::new(model, update, schedule);
 
-        let strategy = ZeroStrategy::process(rank.clone());
-        let strategy = strategy.with_devices(vec![device.clone()]);
         let directory = &options.output;
-        let mut training = SupervisedTraining::new(directory, Arc::new(train), valid)
+        let mut training = SupervisedTraining::new(directory, train, valid)
             .metrics((LossMetric::<Flex>::new(),))
             .metric_train_numeric(LearningRateMetric::new())
+            .metrics(strategy.metrics())
             // Two, so that one is complete while the last is being written.
             .with_checkpointing_strategy(KeepLastNCheckpoints::new(2))
             .with_file_checkpointer(NamedMpkFileRecorder::<FullPrecisionSettings>::default())
             .with_training_strategy(strategy.into())
             .with_interrupter(interrupter.clone())
             .num_epochs(plan.epochs());
-        if batch.steps > 1 {
-            training = training.metric_train_numeric(UpdatesMetric::new(&updates));
-        }
-        if job.amp == Amp::F16 {
-            training = training
-                .metric_train_numeric(LossScaleMetric::new(&scaler))
-                .metric_train_numeric(SkippedStepsMetric::new(&scaler));
-        }
         if options.memory.checkpoint != Checkpoint::None {
             training = training
                 .metric_train_numeric(RematMetric::peak_bytes())

@@ -18,9 +18,9 @@ pub enum TrainingError {
     #[error(transparent)]
     Ranks(#[from] burn_ranks::RanksError),
 
-    /// ZeRO refuses the model, the optimizer or the Learner, or a rank has failed.
+    /// The settings cannot be an update, the update refuses the model, or it cannot go on.
     #[error(transparent)]
-    Zero(#[from] burn_zero::ZeroError),
+    Update(burn_update::UpdateError),
 
     /// A file or directory that cannot be read or written.
     #[error(transparent)]
@@ -76,6 +76,22 @@ pub enum TrainingError {
         /// Who stopped it.
         reason: String,
     },
+}
+
+/// Ranks that fail do so as ranks, whoever notices it.
+impl From<burn_update::UpdateError> for TrainingError {
+    fn from(error: burn_update::UpdateError) -> Self {
+        match error {
+            burn_update::UpdateError::Ranks(error) => Self::Ranks(error),
+            other => Self::Update(other),
+        }
+    }
+}
+
+impl From<burn_zero::ZeroError> for TrainingError {
+    fn from(error: burn_zero::ZeroError) -> Self {
+        burn_update::UpdateError::from(error).into()
+    }
 }
 
 impl TrainingError {

@@ -1,17 +1,17 @@
 //! What the examples that train share: `gpt`, `finetune`, the benchmark.
 //!
 //! [`options`]: those of memory and speed; [`precision`]: the backend, and mixed precision;
-//! [`recompute`]: what becomes of activations; [`optimizer`]: AdamW, on the device or on the host,
-//! whole or sharded; [`ranks`]: who trains; [`without_data`]: an update run for its memory alone;
+//! [`recompute`]: what becomes of activations; [`update`]: optimizer, clipping, ranks, windows and
+//! loss scale; [`ranks`]: who trains; [`without_data`]: an update run for its memory alone;
 //! [`plan`]: the settings of it that fit; [`report`]: how figures are shown; [`error`]: what can go
 //! wrong.
 
 pub mod error;
-pub mod optimizer;
 pub mod options;
 pub mod plan;
 pub mod precision;
 pub mod ranks;
 pub mod recompute;
 pub mod report;
+pub mod update;
 pub mod without_data;

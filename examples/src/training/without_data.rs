@@ -3,19 +3,18 @@
 use std::sync::Arc;
 
 use burn::module::AutodiffModule;
-use burn::optim::{GradientsParams, Optimizer};
-use burn_accum::{AccumConfig, MultiSteps, flush};
+use burn::optim::GradientsParams;
+use burn_accum::AccumConfig;
 use burn_amp::{Bf16, F16, GradScaler, Off, autocast};
 use burn_checkpoint::MemoryBudget;
 use burn_estimate::{Estimate, Meta, MetaDevice, estimate_rank};
 use burn_ranks::{ProcessGroup, SimulatedRank};
-use burn_zero::{HostAdamWConfig, Memory, ZeroConfig, offload_parameters};
+use burn_zero::{HostAdamWConfig, Memory, RankReduction, ZeroConfig, offload_parameters};
 
 use super::error::TrainingError;
-use super::optimizer::of_rank;
 use super::precision::{Amp, Training};
-use super::ranks::Rank;
 use super::recompute::Checkpoint;
+use super::update::UpdateParts;
 
 /// What is around a model in a training.
 #[derive(Clone, Debug)]
@@ -71,21 +70,24 @@ impl Stack {
         backward: impl Fn(&M) -> GradientsParams,
     ) -> Result<Estimate, TrainingError> {
         type B = Training<Meta>;
+        const STEPS: &str = "what is refused is refused before the first step";
+
         let simulated = Arc::new(SimulatedRank::new(0, self.ranks)?);
-        let group: Rank = simulated.clone();
-        let mut zero = of_rank::<B>(&HostAdamWConfig::default(), &self.zero, &group)?;
+        let (_, scale) = self.amp.configs();
+        let (mut update, _) = UpdateParts {
+            adamw: &HostAdamWConfig::default(),
+            zero: &self.zero,
+            reduction: &RankReduction::new(self.zero.settings(), simulated.clone())?,
+            window: self.window,
+            scaler: &GradScaler::new(&scale)?,
+        }
+        .update()?;
         let model = match self.zero.offload_param {
             Memory::Device => model()?,
             Memory::Host => offload_parameters::<B, _>(model()?).expect("it has a `Remat`"),
         };
-        let model = zero.prepare::<B, _>(model)?;
-        let window = self.window;
-        let micro_batches = window.steps;
-        let items = zero.items_of_all_ranks();
-        let steps = MultiSteps::new(zero, window).expect("a window has steps");
-        let steps = steps.with_items_of_all_ranks(items);
-        let (_, scale) = self.amp.configs();
-        let mut optimizer = GradScaler::new(&scale)?.wrap(steps);
+        let model = update.prepare(model)?;
+        let micro_batches = self.window.steps;
         // As in a training: a budget does not see parameters.
         let _budget = self.checkpoint.budget().map(MemoryBudget::install);
         // The step that the estimate does not count only makes the optimizer's state.
@@ -95,10 +97,10 @@ impl Stack {
             for _ in 0..if is_first { 1 } else { micro_batches } {
                 let gradients = backward(&model);
                 device.backward_ended();
-                model = optimizer.step(1e-3, model, gradients);
+                model = update.step(1e-3, model, gradients).expect(STEPS);
             }
             if is_first && micro_batches > 1 {
-                model = flush(|nothing| optimizer.step(1e-3, model, nothing));
+                model = update.flush(1e-3, model).expect(STEPS);
             }
             model
         };

@@ -5,6 +5,7 @@ use std::fs;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderIterator};
 use burn_flex::Flex;
+use burn_update::{EpochOfRank, RankLoader};
 use burn_zero::BatchSizes;
 use examples::gpt::loader::{Cut, Loader, Plan, TokenBatch, hash};
 use examples::gpt::text::Text;
@@ -24,10 +25,10 @@ fn batches(micro: u64, steps: u64, world_size: usize) -> BatchSizes {
     }
 }
 
-fn random(text: usize, batch: BatchSizes, plan: Plan, first_epoch: usize) -> Loader<Flex> {
+fn random(text: usize, batch: BatchSizes, plan: Plan) -> Loader<Flex> {
     let text: Vec<u8> = (0..text).map(|i| (i % 256) as u8).collect();
     let cut = Cut::new(&text, CONTEXT);
-    Loader::new(cut, batch, plan, SEED, first_epoch, &Default::default())
+    Loader::new(cut, batch, plan, SEED, &Default::default())
 }
 
 /// The sequences of an epoch's batches.
@@ -67,21 +68,26 @@ fn epochs_partition_the_steps() {
 #[test]
 fn sequences_depend_neither_on_epochs_nor_on_accumulation() {
     let _turn = turn();
-    let whole = random(999, batches(4, 1, 1), plan(12, 12), 1);
+    let whole = random(999, batches(4, 1, 1), plan(12, 12));
     let whole = read(whole.iter()).concat();
     assert_eq!(whole.len(), 12 * 4 * CONTEXT);
-    let parts = random(999, batches(2, 2, 1), plan(12, 5), 1);
+    let parts = random(999, batches(2, 2, 1), plan(12, 5));
     let epochs = [(); 3].map(|()| read(parts.iter()));
     assert_eq!(epochs.each_ref().map(Vec::len), [10, 10, 4]);
     assert_eq!(epochs.concat().concat(), whole);
-    let resumed = random(999, batches(2, 2, 1), plan(12, 5), 3);
+    let third = EpochOfRank {
+        epoch: 3,
+        rank: 0,
+        ranks: 1,
+    };
+    let resumed = parts.of_rank(third);
     assert_eq!(read(resumed.iter()), epochs[2], "from the third epoch on");
 }
 
 #[test]
 fn sequences_reach_both_ends() {
     let _turn = turn();
-    let all = random(10, batches(100, 1, 1), plan(1, 1), 1);
+    let all = random(10, batches(100, 1, 1), plan(1, 1));
     let batches = read(all.iter());
     let mut starts: Vec<_> = batches[0].chunks(CONTEXT).map(|row| row[0]).collect();
     starts.sort_unstable();
@@ -92,14 +98,22 @@ fn sequences_reach_both_ends() {
 #[test]
 fn ranks_read_the_parts_of_one_large_batch() {
     let _turn = turn();
-    let whole = random(999, batches(6, 2, 1), plan(5, 3), 1);
-    let parts = random(999, batches(2, 2, 3), plan(5, 3), 1);
+    let whole = random(999, batches(6, 2, 1), plan(5, 3));
+    let parts = random(999, batches(2, 2, 3), plan(5, 3));
     assert_eq!(parts.num_items(), whole.num_items());
     let part = parts.num_items() / 3;
     let ranks = [0, 1, 2].map(|rank| parts.slice(rank * part, (rank + 1) * part));
     // The first epoch has three updates, the second two.
-    for updates in [3, 2] {
+    for (epoch, updates) in [(1, 3), (2, 2)] {
         let of_ranks = ranks.each_ref().map(|rank| read(rank.iter()));
+        for (rank, slice) in of_ranks.iter().enumerate() {
+            let first = EpochOfRank {
+                epoch,
+                rank,
+                ranks: 3,
+            };
+            assert_eq!(&read(parts.of_rank(first).iter()), slice, "rank {rank}");
+        }
         for (batch, expected) in read(whole.iter()).into_iter().enumerate() {
             let found = of_ranks.iter().flat_map(|rank| rank[batch].clone());
             assert_eq!(found.collect::<Vec<_>>(), expected);
@@ -111,7 +125,7 @@ fn ranks_read_the_parts_of_one_large_batch() {
 #[test]
 fn slices_and_devices_keep_order_and_epoch() {
     let _turn = turn();
-    let loader = || random(5000, batches(3, 1, 1), plan(7, 7), 1);
+    let loader = || random(5000, batches(3, 1, 1), plan(7, 7));
     let whole = read(loader().iter()).concat();
     let slice = loader().slice(4, 9).slice(1, 5);
     assert_eq!(slice.num_items(), 4);
@@ -124,7 +138,7 @@ fn slices_and_devices_keep_order_and_epoch() {
 #[test]
 fn progress_counts_sequences() {
     let _turn = turn();
-    let loader = random(5000, batches(3, 1, 1), plan(20, 6), 1);
+    let loader = random(5000, batches(3, 1, 1), plan(20, 6));
     let mut epoch = loader.iter();
     for done in 1..=6 {
         epoch.next().unwrap();

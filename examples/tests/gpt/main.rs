@@ -236,6 +236,10 @@ fn a_resumed_run_ends_like_one_without_a_break() {
     let whole = fs::read_to_string(&settings).unwrap();
     fs::write(&settings, "").unwrap();
     assert!(error("--resume").contains("run.json is not whole"));
+    let mut older: serde_json::Value = serde_json::from_str(&whole).unwrap();
+    older.as_object_mut().unwrap().remove("records");
+    fs::write(&settings, older.to_string()).unwrap();
+    assert!(error("--resume").contains("are of an older version of this program"));
     fs::write(&settings, whole).unwrap();
     fs::write(directory.path().join("text.txt"), "other ".repeat(600)).unwrap();
     let changed = error("--resume");
