@@ -97,8 +97,10 @@
 //!
 //! # Configuration
 //!
-//! [`ZeroConfig`] reads DeepSpeed's JSON; [`estimate()`] computes what a rank will hold and send,
-//! before training.
+//! [`DeepSpeedConfig`] is DeepSpeed's JSON, of which
+//! [`Update::from_deepspeed`](FromDeepSpeed::from_deepspeed) makes an update, and [`ZeroConfig`]
+//! what of it is about ranks; [`estimate()`] computes what a rank will hold and send, before
+//! training.
 //!
 //! # Host offload
 //!
@@ -177,7 +179,10 @@ pub use burn_update::{
     BatchSums, DistributedSampler, EpochItems, EpochOfRank, RankItem, RankLoader, SampledLoader,
     SilentRenderer, SummedOutput, Tail,
 };
-pub use config::{BatchConfig, BatchSizes, ConfigError, ZeroConfig};
+pub use config::{
+    BatchConfig, BatchSizes, ConfigError, DeepSpeedConfig, DeepSpeedParts, DeepSpeedPrecision,
+    FromDeepSpeed, ZeroConfig,
+};
 pub use error::ZeroError;
 pub use estimate::{Estimate, ModelStates, estimate};
 pub use offload::{

@@ -1,8 +1,11 @@
 //! The configuration of a job: stage, batches, communication, offload. Values only, independent of
-//! Burn and of the other crates.
+//! Burn and of the other crates; `sections` has the rest of a DeepSpeed file, precision and
+//! optimizer, and `update` makes an update of all of it.
 
 mod deepspeed;
 mod keys;
+mod sections;
+mod update;
 
 use std::collections::BTreeMap;
 
@@ -10,6 +13,9 @@ use burn_ranks::BufferDtype;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use thiserror::Error;
+
+pub use sections::{DeepSpeedConfig, DeepSpeedPrecision};
+pub use update::{DeepSpeedParts, FromDeepSpeed};
 
 use crate::{Memory, Stage, ZeroSettings};
 
@@ -30,7 +36,7 @@ use crate::{Memory, Stage, ZeroSettings};
 /// assert_eq!(config.stage, Stage::Gradients);
 /// assert_eq!(config.offload_optimizer, Memory::Host);
 /// assert_eq!(config.gradient_clipping, Some(1.0)); // DeepSpeed's default since June 2026
-/// assert_eq!(config.sections["fp16"]["enabled"], true); // for the program, which makes burn-amp's settings of it
+/// assert_eq!(config.sections["fp16"]["enabled"], true); // a `DeepSpeedConfig` makes burn-amp's settings of it
 /// let ignored: Vec<_> = config.ignored.keys().collect();
 /// assert_eq!(ignored, ["zero_optimization.offload_optimizer.pin_memory", "zero_optimization.offload_param"]);
 ///
@@ -49,9 +55,7 @@ pub struct ZeroConfig {
     /// Batch sizes. Default none: one must be set before [`BatchConfig::resolve`].
     pub batch: BatchConfig,
     /// The norm over all parameters and ranks that gradients are to be scaled down to. Default 1;
-    /// `None` (0 in DeepSpeed's file) for no clipping. The program clips: burn-accum's
-    /// `ClipGlobalNorm` in the [`ZeroOptimizer`](crate::ZeroOptimizer), with
-    /// [`with_norm`](crate::ZeroOptimizer::with_norm).
+    /// `None` (0 in DeepSpeed's file) for no clipping.
     pub gradient_clipping: Option<f64>,
     /// Where the optimizer state of a rank's shard is kept and updated (ZeRO-Offload, Ren et al.,
     /// arXiv 2101.06840). Default the device.
@@ -67,9 +71,9 @@ pub struct ZeroConfig {
     pub allgather_bucket_size: u64,
     /// The type in which gradients are sent. Default f32, their own type.
     pub communication_dtype: BufferDtype,
-    /// The sections `fp16`, `bf16`, `optimizer` and `scheduler` of DeepSpeed's file, which this
-    /// crate does not use: the program reads and checks them. `"auto"` is filled in, and what is
-    /// null is left out.
+    /// The sections `fp16`, `bf16`, `optimizer` and `scheduler` of DeepSpeed's file as they are: a
+    /// [`DeepSpeedConfig`] reads and checks them. `"auto"` is filled in, and what is null is left
+    /// out.
     pub sections: BTreeMap<String, Value>,
     /// Keys of the file that have no effect here, as paths, and why they have none.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]

@@ -166,6 +166,7 @@ impl<B: AutodiffBackend> ReduceOverRanks<B> for Update<ParameterShards<B>, B> {
         Ok(Update::by(ReducedUpdate {
             sharding: reduction.sharding.sharing_prepared(),
             is_of_strategy: reduction.is_of_strategy,
+            ranks: reduction.ranks,
             inside: Inside {
                 parts: self.into_last_parts(AFTER)?,
             },
@@ -201,6 +202,8 @@ pub struct RankReduction {
     sharding: Sharding,
     /// Whether a Learner's strategy brings the ranks.
     is_of_strategy: bool,
+    /// How many the strategy must have, where the update was made for a number of them.
+    ranks: Option<usize>,
     /// Whether an update reduces by it or by a clone of it.
     is_used: Arc<AtomicBool>,
 }
@@ -210,6 +213,7 @@ impl Clone for RankReduction {
         Self {
             sharding: self.sharding.sharing_prepared(),
             is_of_strategy: self.is_of_strategy,
+            ranks: self.ranks,
             is_used: self.is_used.clone(),
         }
     }
@@ -227,6 +231,7 @@ impl RankReduction {
         Ok(Self {
             sharding: Sharding::of(group, false, settings),
             is_of_strategy: false,
+            ranks: None,
             is_used: Arc::default(),
         })
     }
@@ -237,8 +242,15 @@ impl RankReduction {
         Self {
             sharding: Sharding::of(Arc::new(SingleRank::new()), false, settings),
             is_of_strategy: true,
+            ranks: None,
             is_used: Arc::default(),
         }
+    }
+
+    /// Refuses a strategy with another number of ranks.
+    pub(crate) fn of_ranks(mut self, ranks: usize) -> Self {
+        self.ranks = Some(ranks);
+        self
     }
 
     /// Gives each rank random numbers of its own:
@@ -337,6 +349,8 @@ struct ReducedUpdate<B: AutodiffBackend> {
     sharding: Sharding,
     /// Whether a Learner's strategy brings the ranks.
     is_of_strategy: bool,
+    /// How many it must have.
+    ranks: Option<usize>,
     inside: Inside<B>,
     /// The ids of the model's trained parameters, by those of their shards.
     trained: HashMap<ParamId, ParamId>,
@@ -451,6 +465,10 @@ impl<B: AutodiffBackend> ReducedUpdate<B> {
         let (sharding, inside) = (&mut self.sharding, &mut self.inside);
         match request {
             LoopRequest::Prepare { group, device } => {
+                let found = group.world_size();
+                if let Some(ranks) = self.ranks.filter(|ranks| *ranks != found) {
+                    return Err(UpdateError::Strategy(other_ranks(ranks, found)));
+                }
                 let device = B::Device::from_id(*device);
                 trace_waits(&**group);
                 let trained = &mut self.trained;
@@ -487,6 +505,14 @@ impl<B: AutodiffBackend> ReducedUpdate<B> {
             ))),
         }
     }
+}
+
+/// Why an update for so many ranks cannot train with others.
+fn other_ranks(ranks: usize, found: usize) -> String {
+    format!(
+        "the update is of a DeepSpeed file's batch sizes over {ranks} ranks, but the strategy has {found}: give \
+         `from_deepspeed_in_learner` and the strategy one number"
+    )
 }
 
 /// The model as rank 0 uses it alone. All ranks call it.

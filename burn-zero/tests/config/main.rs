@@ -5,3 +5,4 @@ mod deepspeed;
 mod estimate;
 mod faults;
 mod files;
+mod sections;

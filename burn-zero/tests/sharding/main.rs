@@ -4,6 +4,7 @@ mod agreement;
 mod bytes;
 mod columns;
 mod compose;
+mod deepspeed;
 mod families;
 mod gan;
 mod interrupted;

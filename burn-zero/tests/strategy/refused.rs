@@ -13,8 +13,8 @@ use burn::train::{Learner, TrainingStrategy};
 use burn_accum::{AccumConfig, MultiSteps};
 use burn_update::{EpochTail, Update, UpdateStrategy};
 use burn_zero::{
-    GroupOptions, ParameterShards, ProcessGroup, ReduceOverRanks, Stage, ThreadGroup,
-    ZeroOptimizer, ZeroSettings, ZeroStrategy,
+    DeepSpeedConfig, FromDeepSpeed, GroupOptions, ParameterShards, ProcessGroup, ReduceOverRanks,
+    Stage, ThreadGroup, ZeroOptimizer, ZeroSettings, ZeroStrategy,
 };
 
 use crate::child::{ended, is_child};
@@ -67,6 +67,22 @@ fn reduced() -> Update<Model<Z>, Z> {
     let update = Update::new(AdamWConfig::new().init());
     let settings = ZeroSettings::stage(Stage::Gradients);
     update.reduce_in_learner(settings).expect("one reduction")
+}
+
+/// The windows of a file's update are those of so many ranks.
+#[test]
+fn another_number_of_ranks_than_that_of_a_files_update() {
+    let _turn = crate::turn();
+    let file = r#"{"train_batch_size": 12, "train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2},
+        "optimizer": {"type": "AdamW"}}"#;
+    let config = DeepSpeedConfig::from_json(file).expect("a file");
+    let update = Update::from_deepspeed_in_learner(&config, 3).expect("an update");
+    let strategy: UpdateStrategy<_> = update.strategy();
+    let strategy = strategy.threads(2);
+    let (message, steps) = refused(update, ConstantLr::new(0.1), setup(), strategy);
+    let text = "batch sizes over 3 ranks, but the strategy has 2";
+    assert!(message.contains(text), "{message}");
+    assert_eq!(steps, 0);
 }
 
 /// The record of rank 0 has its own window only.

@@ -131,7 +131,8 @@ pub fn contender_here<B: Backend>(
             )),
         });
     };
-    let (policy, scaler) = amp.configs();
+    let precision = amp.precision();
+    let (policy, scaler) = (precision.amp(), precision.scaler());
     policy.check::<Training<B>>(&task.device)?;
     policy.install()?;
     let interrupter = Interrupter::new();

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use burn_zero::{HostAdamWConfig, ZeroConfig};
+use burn_zero::{BatchConfig, DeepSpeedConfig, HostAdamWConfig, ZeroConfig};
 use clap::{ArgGroup, Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
@@ -163,24 +163,31 @@ impl Options {
         self.packing.unwrap_or(default)
     }
 
-    /// AdamW's numbers.
-    pub fn adamw(&self) -> HostAdamWConfig {
-        HostAdamWConfig {
-            beta_1: self.beta_1,
-            beta_2: self.beta_2,
-            epsilon: self.epsilon,
-            weight_decay: self.weight_decay,
-        }
-    }
-
-    /// Stage, clipping, offload.
-    pub fn zero(&self) -> ZeroConfig {
+    /// The update.
+    pub fn config(&self) -> DeepSpeedConfig {
+        let batch = BatchConfig {
+            train_batch_size: None,
+            train_micro_batch_size_per_gpu: Some(self.batch as u64),
+            gradient_accumulation_steps: Some(self.accum as u64),
+        };
         let mut zero = ZeroConfig {
+            batch,
             gradient_clipping: Some(self.clip),
             ..ZeroConfig::default()
         };
         self.memory.set(&mut zero);
-        zero
+        let adamw = HostAdamWConfig {
+            beta_1: self.beta_1,
+            beta_2: self.beta_2,
+            epsilon: self.epsilon,
+            weight_decay: self.weight_decay,
+        };
+        DeepSpeedConfig {
+            zero,
+            precision: self.memory.amp().precision(),
+            adamw: Some(adamw),
+            learning_rate: Some(self.lr),
+        }
     }
 }
 

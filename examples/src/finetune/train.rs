@@ -6,13 +6,13 @@ use std::time::Instant;
 use burn::module::AutodiffModule;
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
-use burn_accum::{AccumConfig, Counted, GradNorm};
+use burn_accum::{AccumConfig, Accumulation, Counted, GradNorm};
 use burn_amp::GradScaler;
 use burn_checkpoint::MemoryBudget;
 use burn_decorator::split_mix;
 use burn_estimate::DeviceProfile;
 use burn_update::Update;
-use burn_zero::{Memory, RankReduction, ZeroConfig, offload_parameters};
+use burn_zero::{DeepSpeedConfig, DeepSpeedParts, Memory, offload_parameters};
 
 use super::options::{Options, Packing, check_context};
 use super::order::Order;
@@ -24,7 +24,6 @@ use crate::llm::{Llm, LlmConfig};
 use crate::pools::peak_bytes;
 use crate::training::error::TrainingError;
 use crate::training::ranks::{Rank, device_of, number_of_ranks, run_ranks};
-use crate::training::update::UpdateParts;
 
 /// Trains, and reports where rank 0 is; the device is one of the backend that the options name, and
 /// `profile` measures its speed, which `--memory` asks for.
@@ -40,10 +39,9 @@ pub fn train<B: AutodiffBackend>(
 ) -> Result<Option<Report>, TrainingError> {
     options.validate()?;
     let ranks = number_of_ranks(options.memory.ranks, "finetune")?;
-    let (policy, scaler) = options.memory.amp().configs();
+    let policy = options.memory.amp().precision().amp();
     policy.check::<B>(&device)?;
     policy.install()?;
-    GradScaler::new(&scaler)?;
     let config = LlmConfig::read(&options.model)?;
     check_context(options.context, &config)?;
     let text = Text::load(options, config.vocabulary)?;
@@ -110,9 +108,9 @@ struct History {
 
 impl<B: AutodiffBackend> RankTraining<'_, B> {
     fn train(&self) -> Result<Option<Report>, TrainingError> {
-        let zero = self.options.zero();
-        let mut updates = self.updates(&zero)?;
-        let model = self.placed_model(zero.offload_param);
+        let config = self.options.config();
+        let mut updates = self.updates(&config)?;
+        let model = self.placed_model(config.zero.offload_param);
         let parameters = model.trained_parameters();
         if self.is_first() {
             self.announce(parameters, model.config().parameters());
@@ -142,22 +140,15 @@ impl<B: AutodiffBackend> RankTraining<'_, B> {
     }
 
     /// The update, over the ranks.
-    fn updates(&self, zero: &ZeroConfig) -> Result<Updates<B>, TrainingError> {
-        let reduction = RankReduction::new(zero.settings(), self.rank.clone())?
-            // Ranks that are threads share the generator of their process otherwise.
-            .with_seed(self.options.seed);
-        let (_, scale) = self.options.memory.amp().configs();
-        let scaler = GradScaler::new(&scale)?;
-        let (update, norm) = UpdateParts {
-            adamw: &self.options.adamw(),
-            zero,
-            reduction: &reduction,
-            window: AccumConfig::tokens(self.options.accum),
-            scaler: &scaler,
-        }
-        .update()?;
+    fn updates(&self, config: &DeepSpeedConfig) -> Result<Updates<B>, TrainingError> {
+        let mut parts = DeepSpeedParts::new(config, self.rank.clone())?;
+        // Ranks that are threads share the generator of their process otherwise.
+        parts.reduction = parts.reduction.with_seed(self.options.seed);
+        parts.windows = Accumulation::new(AccumConfig::tokens(self.options.accum))?;
+        let scaler = parts.scaler.clone();
+        let norm = parts.clip.as_ref().expect("--clip is a norm").norm();
         Ok(Updates {
-            update,
+            update: parts.into_update()?,
             scaler,
             norm,
         })

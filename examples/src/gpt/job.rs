@@ -7,20 +7,16 @@ use burn::lr_scheduler::composed::{ComposedLrScheduler, ComposedLrSchedulerConfi
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::tensor::backend::AutodiffBackend;
-use burn_accum::AccumConfig;
-use burn_amp::{GradScaler, GradScalerConfig};
 use burn_zero::{
-    BatchConfig, BatchSizes, ConfigError, HostAdamWConfig, Memory, RankReduction, ZeroConfig,
-    offload_parameters,
+    BatchConfig, BatchSizes, ConfigError, DeepSpeedConfig, DeepSpeedPrecision, HostAdamWConfig,
+    Memory, offload_parameters,
 };
 use serde_json::{Value, json};
 
-use super::deepspeed::DeepSpeed;
 use super::model::Gpt;
 use super::options::Options;
 use crate::training::error::TrainingError;
 use crate::training::precision::Amp;
-use crate::training::update::UpdateParts;
 
 /// Sequences in a micro-batch by default.
 const BATCH: u64 = 16;
@@ -34,14 +30,10 @@ const LEARNING_RATE: f64 = 2e-3;
 pub struct Job {
     /// Precision of the forward and backward pass.
     pub amp: Amp,
-    /// How losses are scaled, which only f16 needs.
-    pub scaler: GradScalerConfig,
-    /// The optimizer, wherever its state is.
-    pub adamw: HostAdamWConfig,
+    /// The update: precision, AdamW, clipping, ranks, offload.
+    pub config: DeepSpeedConfig,
     /// Highest learning rate.
     pub lr: f64,
-    /// Stage, clipping, offload, communication.
-    pub zero: ZeroConfig,
     /// All batch sizes.
     pub batch: BatchSizes,
 }
@@ -61,23 +53,23 @@ impl Job {
             Some(path) => fs_err::read_to_string(path)?,
             None => "{}".into(),
         };
-        let file = DeepSpeed::read(&file, &|key| auto(options, key)).map_err(refused)?;
-        let (of_file, scaler) = file.precision.unzip();
-        let amp = options.memory.amp.or(of_file).unwrap_or(Amp::Off);
-        let scaler = scaler.filter(|_| Some(amp) == of_file);
-        let (of_file, adamw) = file.adamw.unzip();
-        let lr = options.lr.or(of_file).unwrap_or(LEARNING_RATE);
-        let mut zero = file.zero;
-        options.memory.set(&mut zero);
+        let mut config = read(&file, options).map_err(refused)?;
+        let of_file = Amp::of(&config.precision);
+        let amp = options.memory.amp.unwrap_or(of_file);
+        if amp != of_file {
+            config.precision = amp.precision();
+        }
+        config.adamw.get_or_insert_with(default_adamw);
+        let zero = &mut config.zero;
+        options.memory.set(zero);
         zero.batch = batches(options, zero.batch, ranks)?;
         let batch = zero.batch.resolve(ranks).map_err(refused)?;
         zero.batch.gradient_accumulation_steps = Some(batch.steps);
+        let lr = options.lr.or(config.learning_rate);
         Ok(Self {
             amp,
-            scaler: scaler.unwrap_or_else(|| amp.configs().1),
-            adamw: adamw.unwrap_or_else(default_adamw),
-            lr,
-            zero,
+            config,
+            lr: lr.unwrap_or(LEARNING_RATE),
             batch,
         })
     }
@@ -86,7 +78,7 @@ impl Job {
     /// drawn one at a time.
     pub fn model<B: AutodiffBackend>(&self, options: &Options, device: &B::Device) -> Gpt<B> {
         let model = options.model();
-        match self.zero.offload_param {
+        match self.config.zero.offload_param {
             Memory::Device => model.init(device),
             Memory::Host => offload_parameters::<B, _>(model.undrawn(device))
                 .expect("the backend that trains has a `Remat`"),
@@ -113,27 +105,30 @@ impl Job {
         schedule.init().map_err(refused)
     }
 
-    /// The update, over the ranks of `reduction`, with this scaler, which is that of the job.
-    pub fn update<'a>(
-        &'a self,
-        reduction: &'a RankReduction,
-        scaler: &'a GradScaler,
-    ) -> UpdateParts<'a> {
-        UpdateParts {
-            adamw: &self.adamw,
-            zero: &self.zero,
-            reduction,
-            window: AccumConfig::mean(self.batch.steps as usize),
-            scaler,
-        }
-    }
-
     /// Sets the window that was found for `--effective-batch`.
     pub fn set_window(&mut self, micro_batch: usize, steps: usize) {
         (self.batch.micro, self.batch.steps) = (micro_batch as u64, steps as u64);
-        self.zero.batch.gradient_accumulation_steps = Some(self.batch.steps);
+        self.config.zero.batch.gradient_accumulation_steps = Some(self.batch.steps);
     }
 }
+
+/// Reads a file; the options fill its `"auto"` in.
+///
+/// # Errors
+///
+/// Those of [`DeepSpeedConfig::from_json_with`], and a schedule.
+fn read(text: &str, options: &Options) -> Result<DeepSpeedConfig, ConfigError> {
+    let file: Value = serde_json::from_str(text).unwrap_or_default();
+    if file["scheduler"].is_null() {
+        return DeepSpeedConfig::from_json_with(text, &|key| auto(options, key));
+    }
+    Err(ConfigError::Key {
+        path: "scheduler".to_owned(),
+        reason: SCHEDULE.to_owned(),
+    })
+}
+
+const SCHEDULE: &str = "this program warms the learning rate up and lets it fall along a cosine: leave the section out, and see --warmup";
 
 /// The batch sizes that are given. Until the micro-batch for an `--effective-batch` is found, it is
 /// the whole of it.
@@ -197,18 +192,21 @@ impl fmt::Display for Job {
             1 => "1 rank".to_owned(),
             ranks => format!("{ranks} ranks"),
         };
-        let scaler = match self.amp {
-            Amp::F16 => format!(", losses times {} at first", self.scaler.init_scale),
-            Amp::Off | Amp::Bf16 => String::new(),
+        let zero = &self.config.zero;
+        let scaler = match &self.config.precision {
+            DeepSpeedPrecision::F16(scaler) => {
+                format!(", losses times {} at first", scaler.init_scale)
+            }
+            DeepSpeedPrecision::F32 | DeepSpeedPrecision::Bf16 => String::new(),
         };
-        let norm = self.zero.gradient_clipping;
+        let norm = zero.gradient_clipping;
         let norm = norm.map_or("none".into(), |norm| format!("to a global norm of {norm}"));
         let place = |memory| match memory {
             Memory::Device => "on the device",
             Memory::Host => "in host memory",
         };
-        let (parameters, state) = (self.zero.offload_param, self.zero.offload_optimizer);
-        writeln!(f, "{} over {ranks}", self.zero.stage)?;
+        let (parameters, state) = (zero.offload_param, zero.offload_optimizer);
+        writeln!(f, "{} over {ranks}", zero.stage)?;
         let (train, micro, steps) = (batch.train, batch.micro, batch.steps);
         let batch = format!("{train} = {micro} a micro-batch x {steps} accumulated x {ranks}");
         writeln!(f, "  batch              {batch}")?;
@@ -216,7 +214,7 @@ impl fmt::Display for Job {
         writeln!(f, "  gradient clipping  {norm}")?;
         writeln!(f, "  parameters         {}", place(parameters))?;
         writeln!(f, "  AdamW's state      {}", place(state))?;
-        let mut ignored = self.zero.ignored.iter();
+        let mut ignored = zero.ignored.iter();
         ignored.try_for_each(|(key, reason)| writeln!(f, "  ignored            {key}: {reason}"))
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! From the command to the report:
 //!
-//! - [`options`]: the command line; [`deepspeed`]: the file of `--config`; [`job`]: both;
+//! - [`options`]: the command line; [`job`]: with the file of `--config`;
 //! - [`text`]: the bytes; [`loader`]: batches of them;
 //! - [`model`]: the transformer; [`step`]: its loss, and what the Learner asks of it;
 //! - [`rehearsal`]: the largest micro-batch that fits, the memory of a step;
@@ -11,7 +11,6 @@
 //!   [`training`](crate::training); [`resume`]: its records, [`log`]: its metrics; [`sample`],
 //!   [`report`]: the end.
 
-pub mod deepspeed;
 pub mod job;
 pub mod loader;
 pub mod log;

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
-use burn_accum::{AccumConfig, MicroBatchFound, MicroBatchSearch, find_micro_batch, rehearse};
-use burn_amp::GradScaler;
+use burn_accum::{MicroBatchFound, MicroBatchSearch, find_micro_batch, rehearse};
 use burn_checkpoint::snapshot::{Snapshot, chrome_trace};
 use burn_checkpoint::{InstalledBudget, MemoryBudget, record_all};
 use burn_estimate::{Meta, estimate_run};
-use burn_zero::{RankReduction, SingleRank};
+use burn_update::Update;
+use burn_zero::{BatchConfig, FromDeepSpeed, SingleRank};
 
 use super::job::Job;
 use super::loader::TokenBatch;
@@ -21,7 +21,6 @@ use crate::memory_plot::MemoryPlot;
 use crate::pools::{device_bytes, memory_probe};
 use crate::training::error::TrainingError;
 use crate::training::precision::Training;
-use crate::training::update::UpdateParts;
 
 /// Trains two windows of two micro-batches of this size and drops the result; `begins` is called
 /// before each micro-step, with the budget in force. Budget and update are its own, so the
@@ -40,14 +39,15 @@ fn rehearsal<B: AutodiffBackend>(
         .checkpoint
         .budget()
         .map(MemoryBudget::install);
-    let alone = Arc::new(SingleRank::new());
-    let reduction = RankReduction::new(job.zero.settings(), alone).expect(CHECKED);
-    let scaler = GradScaler::new(&job.scaler).expect(CHECKED);
-    let parts = UpdateParts {
-        window: AccumConfig::mean(2),
-        ..job.update(&reduction, &scaler)
+    let batch = BatchConfig {
+        train_batch_size: None,
+        train_micro_batch_size_per_gpu: Some(micro_batch as u64),
+        gradient_accumulation_steps: Some(2),
     };
-    let (mut update, _) = parts.update().expect(CHECKED);
+    let mut config = job.config.clone();
+    config.zero.batch = batch;
+    let alone = Arc::new(SingleRank::new());
+    let mut update = Update::from_deepspeed(&config, alone).expect(CHECKED);
     let model = update.prepare(job.model::<B>(options, device));
     rehearse(model.expect(CHECKED), update, || {
         begins(budget.as_ref());

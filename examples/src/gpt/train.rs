@@ -13,12 +13,12 @@ use burn::train::checkpoint::KeepLastNCheckpoints;
 use burn::train::metric::{LearningRateMetric, LossMetric};
 use burn::train::{Interrupter, Learner, SupervisedTraining};
 use burn_accum::MicroBatchFound;
-use burn_amp::GradScaler;
 use burn_checkpoint::{MemoryBudget, RematMetric, RematStats};
 use burn_flex::Flex;
 use burn_ranks::launched;
 use burn_tensorboard::TensorBoard;
-use burn_zero::{ModelStates, RankReduction, SilentRenderer, estimate};
+use burn_update::Update;
+use burn_zero::{DeepSpeedParts, FromDeepSpeed, ModelStates, SilentRenderer, estimate};
 
 use super::job::Job;
 use super::loader::{Cut, Loader};
@@ -53,13 +53,11 @@ pub fn train<B: AutodiffBackend>(
     device: B::Device,
 ) -> Result<Option<Report>, TrainingError> {
     let ranks = job.batch.world_size;
-    let (policy, _) = job.amp.configs();
+    let policy = job.config.precision.amp();
     policy.check::<B>(&device)?;
     policy.install()?;
     // Finds an invalid configuration before anything is written.
-    let reduction = RankReduction::in_learner(job.zero.settings());
-    let scaler = GradScaler::new(&job.scaler)?;
-    job.update(&reduction, &scaler).update::<Gpt<B>, B>()?;
+    Update::<Gpt<B>, B>::from_deepspeed_in_learner(&job.config, ranks)?;
     job.schedule(options)?;
     let text = Text::load(&options.text, options.context)?;
     let found = find_window::<B>(options, &mut job, &device)?;
@@ -120,7 +118,7 @@ impl<B: AutodiffBackend> Run<'_, B> {
 
         let model = self.model.lock().expect("no holder panics").clone();
         let parameters = model.num_params();
-        let estimate = estimate(&ModelStates::of::<B, _>(&model), &job.zero, ranks);
+        let estimate = estimate(&ModelStates::of::<B, _>(&model), &job.config.zero, ranks);
         if is_first {
             let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
             let device = mebibytes(estimate.peak_device_bytes());
@@ -136,14 +134,15 @@ impl<B: AutodiffBackend> Run<'_, B> {
             );
         }
 
-        let mut reduction = RankReduction::in_learner(job.zero.settings());
+        let interrupter = Interrupter::new();
+        let mut parts = DeepSpeedParts::in_learner(&job.config, ranks)?;
         if launched().is_none() {
             // Threads share the generator of their process.
-            reduction = reduction.with_seed(seed);
+            parts.reduction = parts.reduction.with_seed(seed);
         }
-        let interrupter = Interrupter::new();
-        let scaler = GradScaler::new(&job.scaler)?.with_interrupter(interrupter.clone());
-        let (update, _) = job.update(&reduction, &scaler).update()?;
+        parts.scaler = parts.scaler.with_interrupter(interrupter.clone());
+        let scaler = parts.scaler.clone();
+        let update = parts.into_update()?;
         let updates = update.progress();
         let strategy = update
             .strategy()
@@ -241,7 +240,7 @@ impl<B: AutodiffBackend> Run<'_, B> {
             precision: job.amp.dtype().into(),
             parameters,
             ranks,
-            stage: job.zero.stage.number(),
+            stage: job.config.zero.stage.number(),
             estimate,
             epochs,
             sample: sample(&trained.model, SAMPLE_BYTES, seed, device.inner()),

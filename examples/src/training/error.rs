@@ -22,6 +22,10 @@ pub enum TrainingError {
     #[error(transparent)]
     Update(burn_update::UpdateError),
 
+    /// The settings of the windows.
+    #[error(transparent)]
+    Windows(#[from] burn_accum::AccumError),
+
     /// A file or directory that cannot be read or written.
     #[error(transparent)]
     Io(#[from] io::Error),

@@ -1,8 +1,7 @@
 //! What the examples that train share: `gpt`, `finetune`, the benchmark.
 //!
 //! [`options`]: those of memory and speed; [`precision`]: the backend, and mixed precision;
-//! [`recompute`]: what becomes of activations; [`update`]: optimizer, clipping, ranks, windows and
-//! loss scale; [`ranks`]: who trains; [`without_data`]: an update run for its memory alone;
+//! [`recompute`]: what becomes of activations; [`ranks`]: who trains; [`without_data`]: an update run for its memory alone;
 //! [`plan`]: the settings of it that fit; [`report`]: how figures are shown; [`error`]: what can go
 //! wrong.
 
@@ -13,5 +12,4 @@ pub mod precision;
 pub mod ranks;
 pub mod recompute;
 pub mod report;
-pub mod update;
 pub mod without_data;

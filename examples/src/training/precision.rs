@@ -3,10 +3,10 @@
 use std::fmt;
 
 use burn::backend::Autodiff;
-use burn_amp::{AmpConfig, Autocast, Configured, GradScalerConfig};
+use burn_amp::{Autocast, Configured, GradScalerConfig};
 use burn_checkpoint::Remat;
 use burn_fused::FusedBackward;
-use burn_zero::Sharded;
+use burn_zero::{DeepSpeedPrecision, Sharded};
 use clap::ValueEnum;
 use serde::Serialize;
 
@@ -30,12 +30,21 @@ pub enum Amp {
 }
 
 impl Amp {
-    /// Autocast and PyTorch's loss scaling, which only f16 needs.
-    pub fn configs(self) -> (AmpConfig, GradScalerConfig) {
+    /// The precision of an update, with PyTorch's loss scaling, which only f16 needs.
+    pub fn precision(self) -> DeepSpeedPrecision {
         match self {
-            Self::Off => (AmpConfig::off(), GradScalerConfig::disabled()),
-            Self::Bf16 => (AmpConfig::bf16(), GradScalerConfig::disabled()),
-            Self::F16 => (AmpConfig::f16(), GradScalerConfig::default()),
+            Self::Off => DeepSpeedPrecision::F32,
+            Self::Bf16 => DeepSpeedPrecision::Bf16,
+            Self::F16 => DeepSpeedPrecision::F16(GradScalerConfig::default()),
+        }
+    }
+
+    /// What the command line calls a file's precision.
+    pub fn of(precision: &DeepSpeedPrecision) -> Self {
+        match precision {
+            DeepSpeedPrecision::F32 => Self::Off,
+            DeepSpeedPrecision::Bf16 => Self::Bf16,
+            DeepSpeedPrecision::F16(_) => Self::F16,
         }
     }
 

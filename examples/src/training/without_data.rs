@@ -4,17 +4,19 @@ use std::sync::Arc;
 
 use burn::module::AutodiffModule;
 use burn::optim::GradientsParams;
-use burn_accum::AccumConfig;
-use burn_amp::{Bf16, F16, GradScaler, Off, autocast};
+use burn_accum::{AccumConfig, Accumulation};
+use burn_amp::{Bf16, F16, Off, autocast};
 use burn_checkpoint::MemoryBudget;
 use burn_estimate::{Estimate, Meta, MetaDevice, estimate_rank};
 use burn_ranks::{ProcessGroup, SimulatedRank};
-use burn_zero::{HostAdamWConfig, Memory, RankReduction, ZeroConfig, offload_parameters};
+use burn_zero::{
+    BatchConfig, DeepSpeedConfig, DeepSpeedParts, HostAdamWConfig, Memory, ZeroConfig,
+    offload_parameters,
+};
 
 use super::error::TrainingError;
 use super::precision::{Amp, Training};
 use super::recompute::Checkpoint;
-use super::update::UpdateParts;
 
 /// What is around a model in a training.
 #[derive(Clone, Debug)]
@@ -63,6 +65,25 @@ impl Stack {
         Ok(estimate)
     }
 
+    /// The update, but for its windows' normalization.
+    fn config(&self) -> DeepSpeedConfig {
+        let batch = BatchConfig {
+            train_batch_size: None,
+            // What a micro-batch has in it is up to `backward`.
+            train_micro_batch_size_per_gpu: Some(1),
+            gradient_accumulation_steps: Some(self.window.steps as u64),
+        };
+        DeepSpeedConfig {
+            zero: ZeroConfig {
+                batch,
+                ..self.zero.clone()
+            },
+            precision: self.amp.precision(),
+            adamw: Some(HostAdamWConfig::default()),
+            learning_rate: None,
+        }
+    }
+
     fn run<M: AutodiffModule<Training<Meta>> + 'static>(
         &self,
         device: MetaDevice,
@@ -73,15 +94,9 @@ impl Stack {
         const STEPS: &str = "what is refused is refused before the first step";
 
         let simulated = Arc::new(SimulatedRank::new(0, self.ranks)?);
-        let (_, scale) = self.amp.configs();
-        let (mut update, _) = UpdateParts {
-            adamw: &HostAdamWConfig::default(),
-            zero: &self.zero,
-            reduction: &RankReduction::new(self.zero.settings(), simulated.clone())?,
-            window: self.window,
-            scaler: &GradScaler::new(&scale)?,
-        }
-        .update()?;
+        let mut parts = DeepSpeedParts::new(&self.config(), simulated.clone())?;
+        parts.windows = Accumulation::new(self.window)?;
+        let mut update = parts.into_update()?;
         let model = match self.zero.offload_param {
             Memory::Device => model()?,
             Memory::Host => offload_parameters::<B, _>(model()?).expect("it has a `Remat`"),

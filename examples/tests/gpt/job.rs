@@ -50,16 +50,19 @@ ZeRO stage 2 (optimizer state and gradients sharded) over 4 ranks
 fn without_a_file_the_options_count() {
     let (_, plain) = of_options("");
     assert_eq!((plain.batch.train, plain.lr), (16, 2e-3));
-    assert_eq!(plain.zero.gradient_clipping, Some(1.0));
+    assert_eq!(plain.config.zero.gradient_clipping, Some(1.0));
     let (_, given) =
         of_options("--zero 2 --batch 4 --accum 3 --amp f16 --offload --lr 0.1 --ranks 2");
     assert_eq!(given.batch.train, 24);
-    assert_eq!(given.zero.stage, Stage::Gradients);
-    assert_eq!(given.zero.offload_optimizer, Memory::Host);
+    assert_eq!(given.config.zero.stage, Stage::Gradients);
+    assert_eq!(given.config.zero.offload_optimizer, Memory::Host);
     assert_eq!(given.lr, 0.1);
     // PyTorch's scaler, as burn-amp's.
     let scaler = GradScalerConfig::default();
-    assert_eq!((given.amp, given.scaler), (Amp::F16, scaler));
+    assert_eq!(
+        (given.amp, given.config.precision.scaler()),
+        (Amp::F16, scaler)
+    );
 }
 
 #[test]
@@ -69,18 +72,37 @@ fn what_the_file_says_counts_where_no_option_does() {
         "optimizer": {"type": "AdamW", "params": {"lr": 0.5}}}"#;
     let job = settle(file, "", 2).unwrap();
     assert_eq!((job.batch.micro, job.batch.steps), (8, 4));
-    assert_eq!((job.lr, job.adamw.weight_decay), (0.5, 0.0));
-    assert_eq!(job.zero.stage, Stage::OptimizerState);
-    assert_eq!(job.zero.gradient_clipping, None);
+    assert_eq!(
+        (job.lr, job.config.adamw.as_ref().unwrap().weight_decay),
+        (0.5, 0.0)
+    );
+    assert_eq!(job.config.zero.stage, Stage::OptimizerState);
+    assert_eq!(job.config.zero.gradient_clipping, None);
     let scaler = GradScalerConfig::fixed(128.0);
-    assert_eq!((job.amp, job.scaler), (Amp::F16, scaler.clone()));
+    assert_eq!(
+        (job.amp, job.config.precision.scaler()),
+        (Amp::F16, scaler.clone())
+    );
 
     let job = settle(file, "--zero 2 --lr 0.25 --amp f16", 2).unwrap();
-    assert_eq!((job.zero.stage, job.lr), (Stage::Gradients, 0.25));
-    assert_eq!(job.scaler, scaler, "the file's, of the same precision");
+    assert_eq!((job.config.zero.stage, job.lr), (Stage::Gradients, 0.25));
+    assert_eq!(
+        job.config.precision.scaler(),
+        scaler,
+        "the file's, of the same precision"
+    );
     let job = settle(file, "--amp bf16", 2).unwrap();
     let scaler = GradScalerConfig::disabled();
-    assert_eq!((job.amp, job.scaler), (Amp::Bf16, scaler));
+    assert_eq!(
+        (job.amp, job.config.precision.scaler()),
+        (Amp::Bf16, scaler)
+    );
+
+    let scheduled = settle(r#"{"scheduler": {"type": "WarmupLR"}}"#, "", 2).unwrap_err();
+    assert!(
+        scheduled.starts_with("FILE: scheduler: this program warms the learning rate up"),
+        "{scheduled}"
+    );
 
     let filled = settle(r#"{"train_batch_size": 64}"#, "--batch 8", 2).unwrap();
     assert_eq!(filled.batch.steps, 4);
@@ -95,13 +117,13 @@ fn the_options_and_the_model_fill_auto_in() {
     let options = "--amp bf16 --lr 0.5 --batch 2 --accum 3 --warmup 4 --steps 12 --width 32";
     let job = settle(file, options, 2).unwrap();
     assert_eq!((job.batch.train, job.lr, job.amp), (12, 0.5, Amp::Bf16));
-    assert_eq!(job.zero.gradient_clipping, Some(1.0));
-    assert_eq!(job.zero.reduce_bucket_size, 32 * 32);
+    assert_eq!(job.config.zero.gradient_clipping, Some(1.0));
+    assert_eq!(job.config.zero.reduce_bucket_size, 32 * 32);
     let adamw = HostAdamWConfig {
         beta_2: 0.95,
         ..HostAdamWConfig::default()
     };
-    assert_eq!(job.adamw, adamw);
+    assert_eq!(job.config.adamw, Some(adamw));
     // The defaults of the options fill it in as well.
     let job = settle(file, "", 1).unwrap();
     assert_eq!((job.batch.train, job.lr, job.amp), (16, 2e-3, Amp::Off));

@@ -4,7 +4,6 @@
 //! once would disturb each other: the tests here take turns.
 
 mod data;
-mod deepspeed;
 mod job;
 mod model;
 mod options;

@@ -1,19 +1,17 @@
-//! What the sections of DeepSpeed's file mean that burn-zero leaves to the program, by DeepSpeed 0.19.8.
+//! What precision and optimizer of DeepSpeed's file mean, by DeepSpeed 0.19.8.
 
 use std::fs;
 use std::path::Path;
 
 use burn_amp::GradScalerConfig;
-use burn_zero::{ConfigError, HostAdamWConfig, ZeroConfig};
-use examples::gpt::deepspeed::DeepSpeed;
-use examples::training::precision::Amp;
+use burn_zero::{ConfigError, DeepSpeedConfig, DeepSpeedPrecision, HostAdamWConfig, ZeroConfig};
 use serde_json::{Value, json};
 
-fn try_read(json: &Value) -> Result<DeepSpeed, ConfigError> {
-    DeepSpeed::read(&json.to_string(), &|_| None)
+fn try_read(json: &Value) -> Result<DeepSpeedConfig, ConfigError> {
+    DeepSpeedConfig::from_json(&json.to_string())
 }
 
-fn read(json: Value) -> DeepSpeed {
+fn read(json: Value) -> DeepSpeedConfig {
     try_read(&json).unwrap()
 }
 
@@ -41,34 +39,40 @@ fn every_section_is_read() {
         min_scale: 2.0,
         ..GradScalerConfig::default()
     };
-    assert_eq!(file.precision, Some((Amp::F16, scaler)));
-    assert_eq!(file.adamw, Some((3e-5, adam(0.8, 0.99, 1e-6, 0.1))));
+    assert_eq!(file.precision, DeepSpeedPrecision::F16(scaler));
+    assert_eq!(file.learning_rate, Some(3e-5));
+    assert_eq!(file.adamw, Some(adam(0.8, 0.99, 1e-6, 0.1)));
 }
 
 #[test]
 fn what_is_left_out_is_the_default() {
     let nothing = read(json!({}));
     assert_eq!(nothing.zero, ZeroConfig::default());
-    assert_eq!((nothing.precision, nothing.adamw), (None, None));
+    assert_eq!(nothing.precision, DeepSpeedPrecision::F32);
+    assert_eq!((nothing.adamw, nothing.learning_rate), (None, None));
     let off = json!({"optimizer": {"type": "Adam"}, "scheduler": null, "fp16": {"enabled": false}});
     let file = read(off);
-    assert_eq!(file.precision, None);
-    assert_eq!(file.adamw, Some((1e-3, adam(0.9, 0.999, 1e-8, 0.0))));
+    assert_eq!(file.precision, DeepSpeedPrecision::F32);
+    assert_eq!(file.learning_rate, Some(1e-3));
+    assert_eq!(file.adamw, Some(adam(0.9, 0.999, 1e-8, 0.0)));
     let scaler = GradScalerConfig {
         growth_interval: 1000,
         hysteresis: 2,
         ..GradScalerConfig::default()
     };
     let file = read(json!({"fp16": {"enabled": true}}));
-    assert_eq!(file.precision, Some((Amp::F16, scaler)));
+    assert_eq!(file.precision, DeepSpeedPrecision::F16(scaler));
 }
 
 #[test]
 fn variants_of_the_file_are_read_too() {
     let bf16 = read(json!({"bfloat16": {"enabled": true}})).precision;
-    assert_eq!(bf16, Some((Amp::Bf16, GradScalerConfig::disabled())));
+    assert_eq!(bf16, DeepSpeedPrecision::Bf16);
     let fixed = read(json!({"fp16": {"enabled": true, "loss_scale": 128}})).precision;
-    assert_eq!(fixed, Some((Amp::F16, GradScalerConfig::fixed(128.0))));
+    assert_eq!(
+        fixed,
+        DeepSpeedPrecision::F16(GradScalerConfig::fixed(128.0))
+    );
 }
 
 #[test]
@@ -99,15 +103,15 @@ fn errors_name_the_place_and_what_to_put() {
         ),
         (
             adam(json!({"adam_w_mode": false})),
-            "optimizer.type: this program trains with AdamW: say so",
+            "optimizer.type: an update of a file is by AdamW: say so",
         ),
         (
             json!({"optimizer": {"type": "SGD"}}),
-            "optimizer.type: this program trains with AdamW: say so",
+            "optimizer.type: an update of a file is by AdamW: say so",
         ),
         (
             json!({"scheduler": {"type": "WarmupLR"}}),
-            "scheduler: this program warms the learning rate up",
+            "scheduler: an update has no schedule",
         ),
         (
             json!({"zero_optimization": {"stage": 7}}),
@@ -124,7 +128,7 @@ fn errors_name_the_place_and_what_to_put() {
 fn torch_adam_has_pytorchs_weight_decay() {
     let decay = |kind: &str, params: Value| {
         let file = read(json!({"optimizer": {"type": kind, "params": params}}));
-        file.adamw.unwrap().1.weight_decay
+        file.adamw.unwrap().weight_decay
     };
     assert_eq!(decay("AdamW", json!({"torch_adam": true})), 0.01);
     assert_eq!(decay("Adam", json!({"torch_adam": true})), 0.01);
@@ -136,13 +140,12 @@ fn torch_adam_has_pytorchs_weight_decay() {
     assert_eq!(decay("AdamW", mode), 0.01);
 }
 
-/// Of the files that burn-zero loads, each with a feature, those of which this program has not the
-/// feature.
+/// Of the files that are a `ZeroConfig`, each with a feature, those that are no update for it.
 const REFUSED: [(&str, &str); 13] = [
-    ("adagrad", "optimizer.type: this program trains with AdamW"),
-    ("auto_total_steps", "scheduler: this program warms"),
-    ("auto_warmup", "scheduler: this program warms"),
-    ("auto_warmup_steps", "scheduler: this program warms"),
+    ("adagrad", "optimizer.type: an update of a file is by AdamW"),
+    ("auto_total_steps", "scheduler: an update has no schedule"),
+    ("auto_warmup", "scheduler: an update has no schedule"),
+    ("auto_warmup_steps", "scheduler: an update has no schedule"),
     (
         "bf16_masters",
         "bf16: unknown field `bf16_master_weights_and_grads`",
@@ -151,21 +154,21 @@ const REFUSED: [(&str, &str); 13] = [
         "bias_correction",
         "optimizer.params: unknown field `bias_correction`",
     ),
-    ("lamb", "optimizer.type: this program trains with AdamW"),
+    ("lamb", "optimizer.type: an update of a file is by AdamW"),
     (
         "max_grad_norm",
         "optimizer.params: unknown field `max_grad_norm`",
     ),
-    ("one_bit_adam", "optimizer.type: this program trains"),
-    ("one_bit_lamb", "optimizer.type: this program trains"),
-    ("one_cycle", "scheduler: this program warms"),
-    ("sgd", "optimizer.type: this program trains with AdamW"),
-    ("zero_one_adam", "optimizer.type: this program trains"),
+    ("one_bit_adam", "optimizer.type: an update of a file is"),
+    ("one_bit_lamb", "optimizer.type: an update of a file is"),
+    ("one_cycle", "scheduler: an update has no schedule"),
+    ("sgd", "optimizer.type: an update of a file is by AdamW"),
+    ("zero_one_adam", "optimizer.type: an update of a file is"),
 ];
 
 #[test]
-fn every_file_that_loads_is_read_or_refused_by_what_the_program_has_not() {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../burn-zero/tests/config/files");
+fn every_file_that_loads_is_an_update_or_refused_by_what_there_is_not() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/config/files");
     let (mut read, mut refused) = (0, 0);
     for file in fs::read_dir(directory).unwrap() {
         let file = file.unwrap().path();
@@ -181,7 +184,7 @@ fn every_file_that_loads_is_read_or_refused_by_what_the_program_has_not() {
             continue;
         }
         let expected = REFUSED.iter().find(|(refused, _)| *refused == name);
-        match (DeepSpeed::read(&text, &auto), expected) {
+        match (DeepSpeedConfig::from_json_with(&text, &auto), expected) {
             (Ok(_), None) => read += 1,
             (Err(error), Some((_, text))) => {
                 assert!(error.to_string().starts_with(text), "{name}: {error}");

@@ -1,0 +1,254 @@
+//! All of a DeepSpeed file: beside a [`ZeroConfig`] its sections of precision and optimizer.
+
+use burn_amp::{AmpConfig, GradScalerConfig};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::{ConfigError, ZeroConfig};
+use crate::HostAdamWConfig;
+
+/// A DeepSpeed file (`ds_config.json`), with all that it asks for: what
+/// [`Update::from_deepspeed`](crate::FromDeepSpeed::from_deepspeed) makes an update of. Its fields
+/// may be changed before, by a program's options for example.
+///
+/// ```
+/// use burn_amp::AmpConfig;
+/// use burn_zero::{DeepSpeedConfig, Memory, Stage};
+///
+/// let config = DeepSpeedConfig::from_json(
+///     r#"{"train_batch_size": 64, "gradient_clipping": 0.5, "fp16": {"enabled": true},
+///         "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.1}},
+///         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}"#,
+/// )?;
+/// assert_eq!((config.zero.stage, config.zero.offload_optimizer), (Stage::Gradients, Memory::Host));
+/// assert_eq!(config.precision.amp(), AmpConfig::f16());
+/// assert_eq!(config.adamw.unwrap().weight_decay, 0.1);
+///
+/// let error = DeepSpeedConfig::from_json(r#"{"fp16": {"enabled": "yes"}}"#).unwrap_err();
+/// assert_eq!(error.path(), Some("fp16"));
+/// # Ok::<(), burn_zero::ConfigError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeepSpeedConfig {
+    /// Stage, batch sizes, clipping, offload, communication.
+    pub zero: ZeroConfig,
+    /// What operations compute in, and how losses are scaled in it.
+    pub precision: DeepSpeedPrecision,
+    /// AdamW's numbers; `None` if the file has no `optimizer`.
+    pub adamw: Option<HostAdamWConfig>,
+    /// The learning rate of `optimizer`, for the program's schedule.
+    pub learning_rate: Option<f64>,
+}
+
+/// What operations compute in, by the sections `fp16` and `bf16` of a DeepSpeed file.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum DeepSpeedPrecision {
+    /// f32: neither is enabled.
+    #[default]
+    F32,
+    /// bf16, whose losses need no scale.
+    Bf16,
+    /// f16, with this scale of losses.
+    F16(GradScalerConfig),
+}
+
+impl DeepSpeedPrecision {
+    /// The policy for a backend that is `Autocast<.., Configured>`: `config.precision.amp().install()`.
+    pub fn amp(&self) -> AmpConfig {
+        match self {
+            Self::F32 => AmpConfig::off(),
+            Self::Bf16 => AmpConfig::bf16(),
+            Self::F16(_) => AmpConfig::f16(),
+        }
+    }
+
+    /// The scale of losses; without f16 one that does nothing.
+    pub fn scaler(&self) -> GradScalerConfig {
+        match self {
+            Self::F32 | Self::Bf16 => GradScalerConfig::disabled(),
+            Self::F16(scaler) => scaler.clone(),
+        }
+    }
+}
+
+impl DeepSpeedConfig {
+    /// Reads a file: see [`ZeroConfig::from_deepspeed_json`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ZeroConfig::from_deepspeed_json`]; [`ConfigError::Key`] for an optimizer other
+    /// than AdamW, a `scheduler`, an unknown key, and a number that cannot work.
+    pub fn from_json(text: &str) -> Result<Self, ConfigError> {
+        Self::from_json_with(text, &|_| None)
+    }
+
+    /// Reads a file; `auto` gives the program's value of a key that says `"auto"`: see
+    /// [`ZeroConfig::from_deepspeed_json_with`].
+    ///
+    /// # Errors
+    ///
+    /// As [`from_json`](Self::from_json).
+    pub fn from_json_with(
+        text: &str,
+        auto: &dyn Fn(&str) -> Option<Value>,
+    ) -> Result<Self, ConfigError> {
+        ZeroConfig::from_deepspeed_json_with(text, auto)?.try_into()
+    }
+}
+
+/// Reads the sections that a [`ZeroConfig`] leaves as they are.
+///
+/// # Errors
+///
+/// As [`DeepSpeedConfig::from_json`].
+impl TryFrom<ZeroConfig> for DeepSpeedConfig {
+    type Error = ConfigError;
+
+    fn try_from(zero: ZeroConfig) -> Result<Self, ConfigError> {
+        let section = |name| zero.sections.get(name);
+        if section("scheduler").is_some() {
+            return Err(ConfigError::key("scheduler", NO_SCHEDULE));
+        }
+        let optimizer = section("optimizer").map(adamw).transpose()?;
+        let (learning_rate, adamw) = optimizer.unzip();
+        Ok(Self {
+            precision: precision(section("fp16"), section("bf16"))?,
+            adamw,
+            learning_rate,
+            zero,
+        })
+    }
+}
+
+const NO_SCHEDULE: &str = "an update has no schedule: leave the section out, and give the training one of Burn's, by `update.per_update(..)` \
+                           in the Learner";
+
+const NOT_ADAMW: &str = "an update of a file is by AdamW: say so, or leave the section out. With another of Burn's optimizers build it \
+                         by hand: `Update::new(optimizer).reduce(..)`";
+
+/// Keys without effect here: operations cast their inputs, gradients are f32 at once, the optimizer
+/// is fused where it can be.
+const IGNORED: [&str; 7] = [
+    "auto_cast",
+    "fused_mode",
+    "immediate_grad_update",
+    "check_grad_overflow",
+    "fused",
+    "foreach",
+    "capturable",
+];
+
+/// A section, with DeepSpeed's defaults of all its keys.
+fn parse<T: DeserializeOwned>(
+    path: &str,
+    mut defaults: Value,
+    section: Option<&Value>,
+) -> Result<T, ConfigError> {
+    // Keys that ask for nothing with these values; with others they are unknown.
+    let harmless = json!({"consecutive_hysteresis": false, "fp16_master_weights_and_grads": false,
+        "bf16_master_weights_and_grads": false, "bf16_optimizer_states": false, "fp32_optimizer_states": true,
+        "bias_correction": true, "amsgrad": false, "maximize": false, "max_grad_norm": 0});
+    let section = section.and_then(Value::as_object);
+    if let (Some(all), Some(section)) = (defaults.as_object_mut(), section) {
+        let has_effect = |(key, value): &(&String, &Value)| {
+            !IGNORED.contains(&&***key) && harmless.get(key) != Some(value)
+        };
+        let section = section.iter().filter(has_effect);
+        all.extend(section.map(|(key, value)| (key.clone(), value.clone())));
+    }
+    let parsed = serde_json::from_value(defaults);
+    parsed.map_err(|error| ConfigError::key(path, error.to_string()))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Bf16 {
+    enabled: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fp16 {
+    enabled: bool,
+    /// 0 for a scale that moves.
+    loss_scale: f32,
+    initial_scale_power: i32,
+    loss_scale_window: u32,
+    hysteresis: u32,
+    min_loss_scale: f32,
+}
+
+fn precision(
+    fp16: Option<&Value>,
+    bf16: Option<&Value>,
+) -> Result<DeepSpeedPrecision, ConfigError> {
+    let defaults = json!({"enabled": false, "loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000,
+        "hysteresis": 2, "min_loss_scale": 1});
+    let fp16: Fp16 = parse("fp16", defaults, fp16)?;
+    let bf16: Bf16 = parse("bf16", json!({"enabled": false}), bf16)?;
+    match (fp16.enabled, bf16.enabled) {
+        (true, false) => {}
+        (false, false) => return Ok(DeepSpeedPrecision::F32),
+        (false, true) => return Ok(DeepSpeedPrecision::Bf16),
+        (true, true) => {
+            return Err(ConfigError::key(
+                "fp16.enabled",
+                "leave it or bf16.enabled out",
+            ));
+        }
+    }
+    let scaler = match fp16.loss_scale {
+        0.0 => GradScalerConfig {
+            init_scale: 2f32.powi(fp16.initial_scale_power),
+            growth_interval: fp16.loss_scale_window,
+            hysteresis: fp16.hysteresis,
+            min_scale: fp16.min_loss_scale,
+            ..GradScalerConfig::default()
+        },
+        fixed => GradScalerConfig::fixed(fixed),
+    };
+    let checked = scaler.validate();
+    checked.map_err(|error| ConfigError::key("fp16", error.to_string()))?;
+    Ok(DeepSpeedPrecision::F16(scaler))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Adam {
+    lr: f64,
+    betas: (f64, f64),
+    eps: f64,
+    weight_decay: Option<f64>,
+    adam_w_mode: bool,
+    torch_adam: bool,
+}
+
+/// In DeepSpeed `"Adam"` is AdamW unless `adam_w_mode` is false, and `"AdamW"` always is. With
+/// `torch_adam` the optimizer is PyTorch's, with the default weight decay of its AdamW.
+fn adamw(section: &Value) -> Result<(f64, HostAdamWConfig), ConfigError> {
+    const PARAMS: &str = "optimizer.params";
+
+    let defaults = json!({"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": null, "adam_w_mode": true,
+        "torch_adam": false});
+    let other = || ConfigError::key("optimizer.type", NOT_ADAMW);
+    let kind = section["type"].as_str().unwrap_or_default();
+    let kind = kind.to_ascii_lowercase();
+    if !["adam", "adamw"].contains(&&*kind) {
+        return Err(other());
+    }
+    let adam: Adam = parse(PARAMS, defaults, section.get("params"))?;
+    if kind == "adam" && !adam.adam_w_mode {
+        return Err(other());
+    }
+    let decay = if adam.torch_adam { 0.01 } else { 0.0 };
+    let config = HostAdamWConfig {
+        beta_1: adam.betas.0,
+        beta_2: adam.betas.1,
+        epsilon: adam.eps,
+        weight_decay: adam.weight_decay.unwrap_or(decay),
+    };
+    let checked = config.validate();
+    checked.map_err(|error| ConfigError::key(PARAMS, error.to_string()))?;
+    Ok((adam.lr, config))
+}
