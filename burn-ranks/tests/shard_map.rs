@@ -142,6 +142,27 @@ proptest! {
     }
 
     #[test]
+    fn parameters_that_are_added_are_cut_into_equal_parts_and_change_no_owner(
+        partition in partitions(), sizes in sizes(), more in sizes(), world_size in 1..9_usize, bucket in bucket_sizes(),
+    ) {
+        let map = map(partition, &sizes, world_size, bucket);
+        let all = map.with_balanced(parameters(&more)).unwrap();
+        let mut owned: Vec<_> = shards(&all).into_iter().flatten().collect();
+        owned.sort_unstable();
+        prop_assert_eq!(owned, elements(&all));
+        for rank in 0..world_size {
+            let shard = all.shard(rank);
+            prop_assert_eq!(&shard[..sizes.len()], &map.shard(rank)[..]);
+            for (size, ranges) in more.iter().zip(&shard[sizes.len()..]) {
+                let own: usize = ranges.iter().map(|range| range.len()).sum();
+                prop_assert!(own == size / world_size || own == size.div_ceil(world_size));
+            }
+        }
+        let in_buckets = all.buckets().iter().flat_map(|bucket| bucket.segments());
+        prop_assert_eq!(in_buckets.map(|segment| segment.range.len()).sum::<usize>(), all.elements());
+    }
+
+    #[test]
     fn the_last_bucket_has_a_parameters_last_element(
         partition in partitions(), sizes in sizes(), world_size in 1..9_usize, bucket in bucket_sizes(),
     ) {

@@ -41,7 +41,7 @@ pub struct ModelStates {
     /// Elements of the largest frozen parameter.
     pub largest_frozen: u64,
     /// Elements of the largest unit, which stage 3 gathers whole: a repeated block, or all
-    /// parameters that are in none. 0 if units do not count.
+    /// parameters that are in none, frozen ones too. 0 if units do not count.
     pub largest_unit: u64,
 }
 
@@ -64,22 +64,27 @@ impl ModelStates {
     pub fn of<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> Self {
         let parameters = Parameters::of::<B, M>(module).list;
         let sizes = parameters.iter().map(|parameter| parameter.elements());
-        let mut units: HashMap<&str, usize> = HashMap::new();
+        let mut units: HashMap<String, u64> = HashMap::new();
+        let mut add_to_unit = |path: &str, elements: usize| {
+            *units.entry(repeated_block(path).to_owned()).or_default() += elements as u64;
+        };
         for parameter in &parameters {
-            *units.entry(repeated_block(&parameter.path)).or_default() += parameter.elements();
+            add_to_unit(&parameter.path, parameter.elements());
         }
         let statistics = Statistics::of::<B, M>(module);
         let mut frozen = Vec::new();
         for_each_float(module, |path, _, tensor: FloatTensor<B>| {
             if !B::float_is_require_grad(&tensor) && !statistics.contains(path) {
-                frozen.push(tensor.shape().num_elements() as u64);
+                let elements = tensor.shape().num_elements();
+                add_to_unit(path, elements);
+                frozen.push(elements as u64);
             }
         });
         Self {
             frozen_elements: frozen.iter().sum(),
             largest_frozen: frozen.into_iter().max().unwrap_or(0),
             largest_parameter: sizes.clone().max().unwrap_or(0) as u64,
-            largest_unit: units.into_values().max().unwrap_or(0) as u64,
+            largest_unit: units.into_values().max().unwrap_or(0),
             ..Self::adam(sizes.sum::<usize>() as u64)
         }
     }
@@ -110,10 +115,11 @@ pub struct Estimate {
     /// upload has begun.
     pub parameter_bytes: u64,
     /// Parameters in host memory, frozen ones too: all, or at stage 3 of several ranks the rank's
-    /// shard, of trained ones in f32.
+    /// shard. Shards of those that autocast casts are there in the low type too, which is not
+    /// counted.
     pub host_parameter_bytes: u64,
-    /// Units of trained parameters in host memory, at stage 3 of several ranks: the one in use, and
-    /// the next one, which is gathered meanwhile.
+    /// Units in host memory, at stage 3 of several ranks: the one in use, and the next one, which
+    /// is gathered meanwhile.
     pub unit_bytes: u64,
     /// Gradients on the device at the end of backward. At stage 2 the rank's shard; none where they
     /// go to the host ([`Memory::Host`]).
@@ -273,10 +279,10 @@ pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> 
         shard_elements: shard,
         parameter_bytes: bytes * in_use,
         host_parameter_bytes: match in_units {
-            true => 4 * shard + bytes * frozen_shard,
+            true => bytes * (shard + frozen_shard),
             false => if_(come_and_go, bytes * all),
         },
-        unit_bytes: if_(in_units, bytes * elements.min(2 * model.largest_unit)),
+        unit_bytes: if_(in_units, bytes * all.min(2 * model.largest_unit)),
         gradient_bytes: if_(!to_host, bytes * gradients),
         underway_bytes: bytes * leaving.min(BUCKETS_UNDER_WAY * bucket),
         spanning_bytes: if_(spans, bytes * model.largest_parameter),

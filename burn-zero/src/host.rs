@@ -1,5 +1,7 @@
 //! Reads of tensors that are needed at once, and checks of the data.
 
+use std::borrow::Cow;
+
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Element, TensorData, read_sync};
 use burn_decorator::ReadError;
@@ -60,6 +62,14 @@ pub(crate) fn exchanged(dtype: DType) -> Option<BufferDtype> {
         DType::BF16 => Some(BufferDtype::Bf16),
         DType::F16 => Some(BufferDtype::F16),
         _ => None,
+    }
+}
+
+/// The elements in f32, borrowed if they are f32 already.
+pub(crate) fn widened(data: &TensorData) -> Cow<'_, [f32]> {
+    match data.dtype {
+        DType::F32 => Cow::Borrowed(data.as_slice().expect("elements of f32 are aligned")),
+        _ => Cow::Owned(floats(data.clone())),
     }
 }
 

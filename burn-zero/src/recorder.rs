@@ -19,10 +19,9 @@ use burn_backend::tensor::FloatTensor;
 use parking_lot::Mutex;
 
 use crate::backend::attach;
-use crate::host::floats;
 use crate::module::{replace_tensors, transposed_in_stores};
 use crate::optimizer::{Parameters, Statistics};
-use crate::parameters::{Frozen, ParameterStore, Parts, Shard, own_shards};
+use crate::parameters::{ParameterStore, Shard, own_shards};
 use crate::record::{
     Entry, Keep, MODEL, RecordError, Saved, ShardedRecord, TensorSlice, TensorSpec, TrainingState,
     end, save_sharded,
@@ -126,10 +125,8 @@ pub struct Recorder {
 pub(crate) struct Prepared {
     /// The reducer of its last `prepare`.
     pub(crate) reducer: Option<Arc<GradientReducer>>,
-    /// The parameters after its last step, where they are sharded.
+    /// The parameters after its last step, frozen ones too, where they are sharded.
     pub(crate) shards: Option<Arc<ParameterStore>>,
-    /// Its frozen parameters, where they are sharded.
-    pub(crate) frozen: Frozen,
 }
 
 impl Recorder {
@@ -185,15 +182,12 @@ impl Recorder {
         S: LrScheduler,
     {
         let (reducer, prepared) = self.prepared()?;
-        let Prepared {
-            shards, mut frozen, ..
-        } = prepared;
+        let shards = prepared.shards.as_deref();
         let group = reducer.group();
         let layout = reducer.layout();
         let split = || {
             let parameters = Parameters::of::<B, M>(training.model);
             parameters.check_same(layout.parameters())?;
-            frozen.follow::<B, M>(training.model);
 
             let record = training.optimizer.to_record();
             let ids = state::ids_of_shards(layout);
@@ -220,25 +214,21 @@ impl Recorder {
                     entries.push(Entry::lazy(slice, move || Ok(bytes[part].to_vec().into())));
                 }
             }
-            let own = shards.as_deref().map(|shards| {
-                own_shards::<B, M>(Some(shards), layout, &parameters, training.model)
-            });
+            let own = shards.map(|it| own_shards::<B, M>(Some(it), it.units(), training.model));
             // Only now: a rank that has no state of the parameter goes on, and `own_shards` may be
             // a collective.
             checked?;
-            for it in model_tensors::<B, M>(training.model, &parameters, &frozen)? {
+            let layout = shards.map_or(layout, |shards| shards.units().layout());
+            for it in model_tensors::<B, M>(training.model, &parameters, shards)? {
                 let whole = TensorSlice::whole(it.spec.clone()).range;
-                let ranges = match (it.parameter, &it.frozen) {
-                    (Some(parameter), _) if !whole.is_empty() => layout.shard(parameter).to_vec(),
-                    (None, Some(parts)) if !whole.is_empty() => vec![parts.range()],
-                    // Other frozen tensors and buffers are the same on all ranks, so rank 0 saves
-                    // them.
+                let ranges = match it.parameter {
+                    Some(parameter) if !whole.is_empty() => layout.shard(parameter).to_vec(),
+                    // What is not sharded is the same on all ranks, so rank 0 saves it.
                     _ if layout.rank() == 0 => iter::once(whole).collect(),
                     _ => Vec::new(),
                 };
                 entries.extend(ranges.into_iter().map(|range| {
                     let (tensor, elements) = (it.tensor.clone(), range.clone());
-                    let frozen = it.frozen.clone();
                     let own = own.as_ref().zip(it.parameter).filter(|_| !range.is_empty());
                     let own = own.map(|(own, parameter)| {
                         let start = layout.position(parameter, range.start);
@@ -248,14 +238,8 @@ impl Recorder {
                     Entry::lazy(slice, move || {
                         let data = match own {
                             _ if elements.is_empty() => return Ok(Vec::new().into()),
-                            None => match &frozen {
-                                Some(parts) => parts.own(),
-                                None => tensor.read(elements),
-                            },
-                            Some((shard, part)) => {
-                                let data = TensorData::new(shard[part].to_vec(), [elements.len()]);
-                                data.convert_dtype(tensor.kind().0)
-                            }
+                            None => tensor.read(elements),
+                            Some((shard, part)) => shard.part(part),
                         };
                         Ok(to_file(data).into())
                     })
@@ -303,10 +287,7 @@ impl Recorder {
         O: Optimizer<M, B>,
         S: LrScheduler,
     {
-        let (reducer, prepared) = self.prepared()?;
-        let Prepared {
-            shards, mut frozen, ..
-        } = prepared;
+        let (reducer, Prepared { shards, .. }) = self.prepared()?;
         let Some(mut record) = ShardedRecord::open_with(dir, reducer.group(), step)? else {
             return Ok((training, None));
         };
@@ -317,10 +298,9 @@ impl Recorder {
             let device = device_of::<B, M>(&training.model);
             let parameters = Parameters::of::<B, M>(&training.model);
             parameters.check_same(layout.parameters())?;
-            frozen.follow::<B, M>(&training.model);
-            let tensors = model_tensors::<B, M>(&training.model, &parameters, &frozen)?;
-            let sharded = shards.is_some().then_some(layout);
-            let mut loaded = load_model(&tensors, sharded, record)?;
+            let shards = shards.as_deref();
+            let tensors = model_tensors::<B, M>(&training.model, &parameters, shards)?;
+            let mut loaded = load_model(&tensors, shards, record)?;
 
             let ids = state::ids_of_shards(layout);
             let tree = state::join(&state.optimizer, layout, &ids, |wanted| {
@@ -350,8 +330,6 @@ impl Recorder {
                 loaded.whole.remove(&format!("{MODEL}{path}"))
             });
             if let (Some(shards), Some(optimizer)) = (shards, self.optimizer.upgrade()) {
-                training.model = loaded.frozen.put::<B, M>(training.model);
-                optimizer.lock().frozen.extend(loaded.frozen);
                 let units = shards.units().clone();
                 let at = format!("after the record of step {}", state.step);
                 let shards = ParameterStore::new(reducer.clone(), units, loaded.own, at);
@@ -381,10 +359,8 @@ struct ModelTensor<B: Backend> {
     /// Its description in a record.
     spec: TensorSpec,
     tensor: AnyTensor<B>,
-    /// Its position among the optimizer's parameters.
+    /// Its position among the optimizer's parameters, where they are sharded among all of those.
     parameter: Option<usize>,
-    /// Its parts, where it is a frozen parameter that is sharded.
-    frozen: Option<Arc<Parts>>,
 }
 
 /// All tensors of a module, in its order.
@@ -395,29 +371,27 @@ struct ModelTensor<B: Backend> {
 fn model_tensors<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: &M,
     parameters: &Parameters,
-    frozen: &Frozen,
+    shards: Option<&ParameterStore>,
 ) -> Result<Vec<ModelTensor<B::InnerBackend>>, RecordError> {
-    let (mut trained, mut in_parts) = (HashMap::new(), HashMap::new());
+    let mut positions = HashMap::new();
     for_each_float(module, |path, id, tensor: FloatTensor<B>| {
-        if let Some(parameter) = parameters.position::<B>(id, &tensor) {
-            trained.insert(path.to_owned(), parameter);
-        } else if let Some(parts) = frozen.of::<B>(path, &tensor) {
-            in_parts.insert(path.to_owned(), parts.clone());
-        }
+        let position = match shards {
+            Some(shards) => shards.units().position::<B>(parameters, path, id, &tensor),
+            None => parameters.position::<B>(id, &tensor),
+        };
+        positions.extend(position.map(|position| (path.to_owned(), position)));
     });
     let mut found = Vec::new();
     // `valid` detaches from graphs and updates running statistics.
     for_each_tensor::<B::InnerBackend, _>(&module.valid(), |path, _, tensor| {
         let (dtype, shape) = tensor.kind();
         let name = format!("{MODEL}{path}");
-        let parameter = trained.get(path).copied();
-        let frozen = in_parts.get(path).cloned();
+        let parameter = positions.get(path).copied();
         let spec = in_file(&name, dtype).map(|dtype| TensorSpec::new(name, dtype, shape));
         found.push(spec.map(|spec| ModelTensor {
             spec,
             tensor,
             parameter,
-            frozen,
         }));
     });
     Ok(found.into_iter().collect::<Result<_, _>>()?)
@@ -428,16 +402,14 @@ fn model_tensors<B: AutodiffBackend, M: AutodiffModule<B>>(
 struct Loaded {
     /// Whole tensors, by name.
     whole: HashMap<String, TensorData>,
-    /// Where parameters are sharded, this rank's shards of the trained ones, by position.
-    own: Vec<Shard>,
-    /// This rank's parts of frozen parameters, where those are sharded.
-    frozen: Frozen,
+    /// Where parameters are sharded, this rank's shards of them, by position.
+    own: Vec<Arc<Shard>>,
 }
 
 /// Reads the tensors of a model: whole, or this rank's elements of those that are sharded.
 fn load_model<B: Backend>(
     model: &[ModelTensor<B>],
-    sharded: Option<&Layout>,
+    shards: Option<&ParameterStore>,
     record: &mut ShardedRecord,
 ) -> Result<Loaded, RecordError> {
     let known: HashSet<_> = model.iter().map(|tensor| &tensor.spec.name).collect();
@@ -451,34 +423,26 @@ fn load_model<B: Backend>(
         let path = record.path().to_owned();
         return Err(RecordError::OtherModel { path, reason });
     }
-    let parameters = sharded.map_or(0, |layout| layout.parameters().len());
     let mut loaded = Loaded {
-        own: vec![Shard::default(); parameters],
+        // Those of frozen parameters that the model has no more stay.
+        own: shards.map_or_else(Vec::new, |shards| shards.own().to_vec()),
         ..Loaded::default()
     };
+    let layout = shards.map(|shards| shards.units().layout());
     for it in model {
-        let whole = match &it.frozen {
-            Some(parts) => [parts.range()],
-            None => [TensorSlice::whole(it.spec.clone()).range],
-        };
-        let part = sharded.zip(it.parameter);
+        let whole = [TensorSlice::whole(it.spec.clone()).range];
+        let part = layout.zip(it.parameter);
         let part = part.map(|(layout, parameter)| (parameter, layout.shard(parameter)));
         let ranges = part.map_or(&whole[..], |(_, ranges)| ranges);
         let bytes = record.read_ranges(&it.spec, ranges)?;
         let (dtype, shape) = it.tensor.kind();
-        let elements = bytes.len() / dtype.size();
-        match (part, &it.frozen) {
-            (Some((parameter, _)), _) => {
-                loaded.own[parameter] = Arc::new(floats(from_file(bytes, vec![elements], dtype)));
+        match part {
+            Some((parameter, _)) => {
+                let elements = bytes.len() / dtype.size();
+                let own = Shard::new(from_file(bytes, vec![elements], dtype));
+                loaded.own[parameter] = Arc::new(own);
             }
-            (None, Some(parts)) => {
-                let parts = parts.with_own(from_file(bytes, vec![elements], dtype));
-                let path = it.spec.name.strip_prefix(MODEL);
-                loaded
-                    .frozen
-                    .insert(path.unwrap_or_default(), Arc::new(parts), None);
-            }
-            (None, None) => {
+            None => {
                 let name = it.spec.name.clone();
                 loaded.whole.insert(name, from_file(bytes, shape, dtype));
             }

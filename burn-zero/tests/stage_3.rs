@@ -312,6 +312,17 @@ fn scopes_of_one_unit_send_what_is_estimated() {
 #[test]
 fn the_next_unit_is_gathered_while_one_computes_and_two_are_held() {
     let _turn = turn();
+    gathered_ahead(|layers| layers);
+}
+
+#[test]
+fn so_it_is_when_it_is_frozen() {
+    let _turn = turn();
+    gathered_ahead(|layers| frozen_but(layers, 0));
+}
+
+/// The next unit is gathered while one computes, of the layers that `freeze` returns.
+fn gathered_ahead(freeze: impl Fn(Vec<Linear<B>>) -> Vec<Linear<B>> + Sync) {
     const RANKS: usize = 2;
     const WIDTH: usize = 256;
     const LAYER_BYTES: usize = WIDTH * WIDTH * 4;
@@ -323,7 +334,7 @@ fn the_next_unit_is_gathered_while_one_computes_and_two_are_held() {
             ..ZeroSettings::stage(Stage::Parameters)
         };
         let mut zero = ZeroOptimizer::new(adam, group.clone(), settings)?;
-        let mut model = zero.prepare::<B, _>(layers(4, WIDTH, 0.2))?;
+        let mut model = zero.prepare::<B, _>(freeze(layers(4, WIDTH, 0.2)))?;
         let sent = || group.traffic().of(Operation::AllGather).elements;
         let mut found = Vec::new();
         for _ in 0..3 {
@@ -416,7 +427,7 @@ fn under_autocast_units_are_gathered_in_the_low_type_with_the_same_bits() {
     let _turn = turn();
     type Low = Autocast<B, Bf16>;
     const LAYERS: usize = 4;
-    let run = |stage| {
+    let run = |stage, is_frozen: bool| {
         let trained = ThreadGroup::spawn(2, Default::default(), |group| {
             let group = Arc::new(group);
             let adam = AdamWConfig::new().init();
@@ -425,7 +436,13 @@ fn under_autocast_units_are_gathered_in_the_low_type_with_the_same_bits() {
                 ..ZeroSettings::stage(stage)
             };
             let mut zero = ZeroOptimizer::new(adam, group.clone(), settings)?;
-            let mut model = zero.prepare::<Low, _>(layers(LAYERS, WIDTH, 0.2))?;
+            let model = layers(LAYERS, WIDTH, 0.2);
+            let model = if is_frozen {
+                frozen_but(model, 0)
+            } else {
+                model
+            };
+            let mut model = zero.prepare::<Low, _>(model)?;
             let sent = || group.traffic().of(Operation::AllGather).data_bytes;
             let (mut losses, mut gathered) = (Vec::new(), Vec::new());
             for step in 0..STEPS {
@@ -443,16 +460,18 @@ fn under_autocast_units_are_gathered_in_the_low_type_with_the_same_bits() {
         let trained: Result<Vec<_>, _> = trained.expect("ranks end").into_iter().collect();
         trained.expect("ranks agree")
     };
-    let expected = run(Stage::Gradients);
+    // Each but the first in forward and in backward; the last stays in between.
     let uses = (2 * LAYERS - 2) as u64;
     let bytes = uses * (WIDTH * WIDTH / 2 * 4) as u64;
-    for (expected, (losses, parameters, gathered)) in
-        expected.into_iter().zip(run(Stage::Parameters))
-    {
-        assert_eq!(expected.0, losses);
-        assert!(expected.1 == parameters);
-        // The first step tells in which type they are used.
-        assert_eq!(gathered, [bytes, bytes / 2, bytes / 2]);
+    for is_frozen in [false, true] {
+        let expected = run(Stage::DataParallel, is_frozen);
+        let found = run(Stage::Parameters, is_frozen);
+        for (expected, (losses, parameters, gathered)) in expected.into_iter().zip(found) {
+            assert_eq!(expected.0, losses);
+            assert!(expected.1 == parameters);
+            // The first step tells in which type they are used.
+            assert_eq!(gathered, [bytes, bytes / 2, bytes / 2]);
+        }
     }
 }
 
@@ -823,14 +842,19 @@ fn on_host() -> ZeroSettings {
     }
 }
 
-/// All layers frozen but the last. `no_grad` would draw their weights.
-fn frozen<B: Backend>(mut layers: Vec<Linear<B>>) -> Vec<Linear<B>> {
-    let last = layers.pop();
-    let layers = layers.into_iter().map(|mut layer| {
-        layer.weight = layer.weight.set_require_grad(false);
+/// All layers frozen but the last.
+fn frozen<B: Backend>(layers: Vec<Linear<B>>) -> Vec<Linear<B>> {
+    let last = layers.len() - 1;
+    frozen_but(layers, last)
+}
+
+/// All layers frozen but one. `no_grad` would draw their weights.
+fn frozen_but<B: Backend>(layers: Vec<Linear<B>>, trained: usize) -> Vec<Linear<B>> {
+    let layers = layers.into_iter().enumerate().map(|(index, mut layer)| {
+        layer.weight = layer.weight.set_require_grad(index == trained);
         layer
     });
-    layers.chain(last).collect()
+    layers.collect()
 }
 
 #[test]
@@ -938,13 +962,22 @@ fn a_frozen_one_is_gathered_in_forward_and_in_backward_as_estimated() {
 #[test]
 fn a_frozen_parameter_is_trained_after_it_is_prepared_again() {
     let _turn = turn();
+    // A layer behind it is trained before, and one in front of it, whose shard then is another part
+    // of it.
+    trained_again(2, [true, false, false]);
+    trained_again(0, [false, false, true]);
+}
+
+/// Trains layer `first`, and after the model is prepared again layer 1 too: which of three layers
+/// have not changed after that.
+fn trained_again(first: usize, unchanged: [bool; 3]) {
     let trained = ThreadGroup::spawn(2, Default::default(), |group| {
         let (adam, settings) = (
             AdamWConfig::new().init(),
             ZeroSettings::stage(Stage::Parameters),
         );
         let mut zero = ZeroOptimizer::new(adam, Arc::new(group), settings)?;
-        let mut model = zero.prepare::<B, _>(frozen(layers(3, WIDTH, 0.2)))?;
+        let mut model = zero.prepare::<B, _>(frozen_but(layers(3, WIDTH, 0.2), first))?;
         model[1].weight = model[1].weight.clone().set_require_grad(true);
         let mut model = zero.prepare::<B, _>(model)?;
         let before = bits(&model);
@@ -956,7 +989,7 @@ fn a_frozen_parameter_is_trained_after_it_is_prepared_again() {
         Ok::<_, ZeroError>([0, 1, 2].map(|of| before[layer(of)] == after[layer(of)]))
     });
     for same in trained.expect("ranks end") {
-        assert_eq!(same.expect("ranks agree"), [true, false, false]);
+        assert_eq!(same.expect("ranks agree"), unchanged);
     }
 }
 

@@ -4,6 +4,7 @@ use std::{cmp::Reverse, collections::BinaryHeap, ops::Range};
 
 use serde::{Deserialize, Serialize};
 
+use super::balanced_offsets;
 use crate::InvalidSetting;
 
 /// A parameter as sharding needs it: path and size.
@@ -163,10 +164,7 @@ impl ShardMap {
         InvalidSetting::unless(bucket_elements > 0, "bucket_elements", 0, "at least 1")?;
         let mut offsets = vec![0_usize];
         for parameter in &parameters {
-            let end = offsets[offsets.len() - 1].checked_add(parameter.elements);
-            let expected = "few enough for their elements to be counted";
-            InvalidSetting::unless(end.is_some(), "parameters", &parameter.path, expected)?;
-            offsets.extend(end);
+            offsets.push(end_after(&offsets, parameter)?);
         }
         let owners = match partition {
             Partition::Whole => owners(&parameters, world_size),
@@ -192,6 +190,27 @@ impl ShardMap {
             }
         }
         Ok(map)
+    }
+
+    /// The parameters of this map, with the owners that they have here, and after them `more`, each
+    /// in parts of equal length: for what is gathered together with the parameters of this map and
+    /// changes none of their owners.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSetting`] for more elements than `usize` counts.
+    pub fn with_balanced(&self, more: Vec<Parameter>) -> Result<Self, InvalidSetting> {
+        let mut all = self.clone();
+        for parameter in more {
+            all.offsets.push(end_after(&all.offsets, &parameter)?);
+            let parts = balanced_offsets(parameter.elements, self.world_size);
+            let parts = parts.windows(2).map(|part| part[0]..part[1]).enumerate();
+            all.owners
+                .push(parts.filter(|(_, part)| !part.is_empty()).collect());
+            all.parameters.push(parameter);
+        }
+        all.buckets = all.fill(0..all.parameters.len());
+        Ok(all)
     }
 
     /// Buckets filled with the elements of `parameters` in this order, each cut into one part an
@@ -296,6 +315,16 @@ impl ShardMap {
         let owned = self.shard(rank).into_iter().flatten();
         self.shard_elements(rank) - owned.map(|range| range.len()).sum::<usize>()
     }
+}
+
+/// The end of a parameter that follows those of these offsets.
+fn end_after(offsets: &[usize], parameter: &Parameter) -> Result<usize, InvalidSetting> {
+    let end = offsets[offsets.len() - 1].checked_add(parameter.elements);
+    end.ok_or_else(|| InvalidSetting {
+        setting: "parameters",
+        value: parameter.path.clone(),
+        expected: "few enough for their elements to be counted",
+    })
 }
 
 /// By parameter, its ranges with their owners: each bucket is cut into equal parts. `offsets` are

@@ -1,7 +1,6 @@
 //! The state of a parameter, and the record, which is that of Burn's AdamW plus the masters of
 //! low-precision parameters.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -14,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::host_adamw::copy;
 use super::{AdamWState, Gradients, HostAdamW, HostAdamWConfig, ParamsOut};
 use crate::ZeroError;
-use crate::host::floats;
+use crate::host::{floats, widened};
 
 /// State of a parameter. Clones share it until one of them steps.
 #[derive(Clone)]
@@ -230,14 +229,6 @@ impl HostState {
 }
 
 const ALIGNED: &str = "elements of the type that the data says";
-
-/// The elements in f32.
-fn widened(data: &TensorData) -> Cow<'_, [f32]> {
-    match data.dtype {
-        DType::F32 => Cow::Borrowed(data.as_slice().expect(ALIGNED)),
-        _ => Cow::Owned(floats(data.clone())),
-    }
-}
 
 /// State of an [`OffloadedAdamW`](super::OffloadedAdamW) in host memory; loading and saving do not
 /// use the device.

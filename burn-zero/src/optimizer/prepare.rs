@@ -20,7 +20,9 @@ use super::trial;
 use crate::backend::{attach, is_taken, leaf_node, stream};
 use crate::host::{exchanged, floats, read};
 use crate::module::{Replace, replace_tensors};
-use crate::parameters::{Frozen, ParameterStore, Parts, offloaded, own_shards, replace_parameters};
+use crate::parameters::{
+    ParameterStore, Parts, Units, is_on_host, offloaded, own_shards, replace_parameters,
+};
 use crate::reduce::{GradientReducer, Layout, Owner, ParameterSpec};
 use crate::trace::trace_waits;
 use crate::{Memory, ZeroError, ZeroOptimizerError, raise, state};
@@ -107,13 +109,8 @@ impl Sharding {
             }
             (false, Memory::Host) => boxed(offloaded::<B, M>(*module, device)),
             (true, _) => {
-                let (known, mut frozen) = {
-                    let prepared = self.prepared.lock();
-                    (prepared.shards.clone(), prepared.frozen.clone())
-                };
-                let module =
-                    in_parts::<B, M>(module, group, device, known.as_deref(), &mut frozen)?;
-                self.prepared.lock().frozen = frozen;
+                let known = self.prepared.lock().shards.clone();
+                let module = in_parts::<B, M>(module, group, device, known.as_deref())?;
                 boxed(offloaded::<B, M>(*module, device)) // those whose type cannot be gathered
             }
         }
@@ -173,9 +170,12 @@ impl Sharding {
         let agreed = group.agree_on_entries("parameters", &described);
         agreed.map_err(ZeroError::from)?;
 
-        let paths = parameters.list.iter().filter(|_| gathers_units);
+        let (mut frozen, mut are_there) = (Vec::new(), HashSet::new());
         if gathers_units {
-            let units = paths.clone().map(|ParameterSpec { path, .. }| {
+            frozen = frozen_parts::<B, M>(&module);
+            let all = parameters.list.iter().chain(&frozen);
+            are_there = all.clone().map(|it| it.path.clone()).collect();
+            let units = all.map(|ParameterSpec { path, .. }| {
                 let unit = self.unit(path);
                 format!("{path} in {unit}")
             });
@@ -183,13 +183,15 @@ impl Sharding {
             let agreed = group.agree_on_entries("units of the parameters", &units);
             agreed.map_err(ZeroError::from)?;
         }
-        let mut are_there: HashSet<_> = paths.map(|parameter| parameter.path.clone()).collect();
-        let frozen = self.prepared.lock().frozen.clone();
-        for_each_float(&*module, |path, _, tensor: FloatTensor<B>| {
-            are_there.extend(frozen.of::<B>(path, &tensor).map(|_| path.to_owned()));
-        });
         let module = broadcast::<B, M>(module, &*group, &are_there)?;
         let layout = Layout::new(parameters.list, ranks, rank, settings)?;
+        let units = if gathers_units {
+            let trained = layout.parameters().len();
+            let all = layout.with_frozen(frozen)?;
+            Some(Arc::new(Units::new(all, trained, |path| self.unit(path))))
+        } else {
+            None
+        };
         let owner = Arc::new(Owner);
         let of_owner = Arc::downgrade(&owner);
         let reducer = GradientReducer::new(layout, group.clone(), settings, of_owner);
@@ -202,14 +204,12 @@ impl Sharding {
             prepared.reducer = Some(reducer.clone());
             prepared.shards.take()
         };
-        let module = match gathers_units {
-            false => module,
-            true => {
-                let parameters = Parameters::of::<B, M>(&module);
-                let own =
-                    own_shards::<B, M>(known.as_deref(), reducer.layout(), &parameters, &module);
+        let module = match units {
+            None => module,
+            Some(units) => {
+                let own = own_shards::<B, M>(known.as_deref(), &units, &module);
                 let none = HashSet::new();
-                self.shard::<B, M>(module, &reducer, None, own, none, "the start")
+                self.shard::<B, M>(module, &reducer, units, own, &none, "the start")
             }
         };
         let ids = attach_to::<B, M>(&reducer, &module);
@@ -300,10 +300,26 @@ impl GradientReducer {
     }
 }
 
-/// The module with rank 0's parameters, each in parts in the host memory of the ranks, and gathered
-/// when it is used. A rank has one whole parameter at a time, which is initialised here if it is
-/// not yet. Leaves of `known` and of `frozen` stay. Afterwards `frozen` has the parts of all
-/// parameters that are not trained.
+/// The frozen parameters that [`in_parts`] has put into parts.
+fn frozen_parts<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> Vec<ParameterSpec> {
+    let statistics = Statistics::of::<B, M>(module);
+    let mut frozen = Vec::new();
+    for_each_float(module, |path, _, tensor: FloatTensor<B>| {
+        let is_frozen = !B::float_is_require_grad(&tensor) && !statistics.contains(path);
+        if is_frozen && is_on_host::<B>(&tensor) && exchanged(tensor.dtype()).is_some() {
+            frozen.push(ParameterSpec {
+                path: path.to_owned(),
+                shape: tensor.shape().to_vec(),
+                dtype: tensor.dtype(),
+            });
+        }
+    });
+    frozen
+}
+
+/// The module with rank 0's parameters, trained and frozen, each in parts in the host memory of the
+/// ranks, and gathered when it is used. A rank has one whole parameter at a time, which is
+/// initialised here if it is not yet. Leaves of `known` stay.
 ///
 /// # Errors
 ///
@@ -314,39 +330,20 @@ fn in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
     group: &Arc<dyn ProcessGroup>,
     device: Option<&B::Device>,
     known: Option<&ParameterStore>,
-    frozen: &mut Frozen,
 ) -> Result<Box<M>, ZeroError> {
-    let module = boxed(replace_parameters::<B, M, ZeroError>(
+    boxed(replace_parameters::<B, M, ZeroError>(
         *module,
         |path, old| {
-            let is_trained = B::float_is_require_grad(old);
-            let stays = match is_trained {
-                true => known.is_some_and(|known| known.has(leaf_node::<B>(old))),
-                false => frozen.of::<B>(path, old).is_some(),
-            };
+            let stays = known.is_some_and(|known| known.has(leaf_node::<B>(old)));
             // Other types are refused later.
             let Some(dtype) = exchanged(old.dtype()).filter(|_| !stays) else {
                 return Ok(None);
             };
-            let parts = Arc::new(in_parts_of::<B>(group, path, old, dtype)?);
+            let parts = in_parts_of::<B>(group, path, old, dtype)?;
             let device = device.cloned().unwrap_or_else(|| B::float_device(old));
-            let leaf = parts.leaf::<B>(&device)?;
-            if !is_trained {
-                frozen.insert(path, parts, leaf_node::<B>(&leaf));
-            }
-            Ok(Some(leaf))
+            Ok(Some(parts.leaf::<B>(&device)?))
         },
-    ))?;
-    // Drops parts of an earlier model, and of parameters that are trained now.
-    let known = std::mem::take(frozen);
-    for_each_float(&*module, |path, _, tensor: FloatTensor<B>| {
-        let parts = known.of::<B>(path, &tensor);
-        let parts = parts.filter(|_| !B::float_is_require_grad(&tensor));
-        parts
-            .into_iter()
-            .for_each(|parts| frozen.insert(path, parts.clone(), leaf_node::<B>(&tensor)));
-    });
-    Ok(module)
+    ))
 }
 
 /// The module with rank 0's parameters, each in parts in the host memory of the ranks, and gathered
@@ -383,7 +380,7 @@ pub fn shard_parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
 ) -> Result<M, ZeroError> {
     trace_waits(&**group);
     let module = Box::new(module);
-    in_parts::<B, M>(module, group, None, None, &mut Frozen::default()).map(|module| *module)
+    in_parts::<B, M>(module, group, None, None).map(|module| *module)
 }
 
 /// Rank 0's tensor in parts.

@@ -240,11 +240,7 @@ impl Sharding {
             // model.
             module = independent_if_shared::<B, M>(module);
         }
-        // Leaves on the device, of the same parts.
-        let module = {
-            let mut prepared = self.prepared.lock();
-            Box::new(prepared.frozen.put::<B, M>(module.fork(device)))
-        };
+        let module = Box::new(module.fork(device));
         show(&module, inner)?;
         let (module, ids) = self.prepare_on::<B, M, U>(group.clone(), module, device, inner)?;
         self.cut_state::<B>(&ids, list_param_ids(&*module), device, inner)?;

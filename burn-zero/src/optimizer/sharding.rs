@@ -13,7 +13,6 @@ use burn_ranks::{ProcessGroup, ReduceOp};
 use parking_lot::Mutex;
 
 use super::parameter_shards::ParameterShards;
-use super::parameters::Parameters;
 use super::prepare::attach_to;
 use super::rank_context::RankContext;
 use crate::parameters::{ParameterStore, Shard, Units, own_shards};
@@ -193,13 +192,11 @@ impl Sharding {
         &mut self,
         module: Box<M>,
         reducer: &Arc<GradientReducer>,
-        units: Option<Arc<Units>>,
-        own: Vec<Shard>,
-        on_host: HashSet<usize>,
+        units: Arc<Units>,
+        own: Vec<Arc<Shard>>,
+        on_host: &HashSet<usize>,
         at: &str,
     ) -> Box<M> {
-        let new = || Arc::new(Units::new(reducer.layout(), |path| self.unit(path)));
-        let units = units.unwrap_or_else(new);
         let shards = ParameterStore::new(reducer.clone(), units, own, format!("after {at}"));
         self.put::<B, M>(module, shards, on_host)
     }
@@ -211,12 +208,10 @@ impl Sharding {
         &mut self,
         module: Box<M>,
         shards: Arc<ParameterStore>,
-        on_host: impl IntoIterator<Item = usize>,
+        on_host: &HashSet<usize>,
     ) -> Box<M> {
         let module = Box::new(shards.put::<B, M>(*module));
-        let on_host = on_host.into_iter();
-        let on_host = on_host.filter_map(|parameter| Some((parameter, shards.node(parameter)?)));
-        self.leaves = on_host.collect();
+        self.leaves = shards.nodes(on_host);
         self.prepared.lock().shards = Some(shards);
         module
     }
@@ -228,27 +223,19 @@ impl Sharding {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let Prepared {
-            reducer,
-            shards,
-            mut frozen,
-        } = self.prepared.lock().clone();
+        let Prepared { reducer, shards } = self.prepared.lock().clone();
         let (Some(reducer), Some(shards)) = (reducer, shards) else {
             return;
         };
-        frozen.follow::<B, M>(module);
-        self.prepared.lock().frozen = frozen;
-        let parameters = Parameters::of::<B, M>(module);
-        let is_own =
-            |(parameter, node): (usize, &Option<u64>)| shards.own(parameter, *node).is_some();
-        if parameters.nodes.iter().enumerate().all(is_own) {
+        let (known, units) = (shards.own(), shards.units());
+        let own = own_shards::<B, M>(Some(&*shards), units, module);
+        let is_known = |parameter: usize| Arc::ptr_eq(&own[parameter], &known[parameter]);
+        if (0..own.len()).all(is_known) {
             return;
         }
-        let own = own_shards::<B, M>(Some(&*shards), reducer.layout(), &parameters, module);
-        self.leaves
-            .retain(|parameter, node| parameters.nodes[*parameter] == Some(*node));
+        self.leaves.retain(|parameter, _| is_known(*parameter));
         let at = "changes since the last step".to_owned();
-        let shards = ParameterStore::new(reducer, shards.units().clone(), own, at);
+        let shards = ParameterStore::new(reducer, units.clone(), own, at);
         self.prepared.lock().shards = Some(shards);
     }
 
@@ -263,13 +250,10 @@ impl Sharding {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let Prepared { shards, frozen, .. } = self.prepared.lock().clone();
+        let shards = self.prepared.lock().shards.clone();
         match shards {
             None => Ok(module),
-            Some(shards) => {
-                let module = Box::new(frozen.put_whole_on_rank_0::<B, M>(*module)?);
-                Ok(Box::new(shards.put_whole_on_rank_0::<B, M>(*module)?))
-            }
+            Some(shards) => Ok(Box::new(shards.put_whole_on_rank_0::<B, M>(*module)?)),
         }
     }
 
@@ -283,9 +267,8 @@ impl Sharding {
         let (Some(shards), Some(reducer)) = (shards, self.reducer.clone()) else {
             return module;
         };
-        let module = Box::new(self.prepared.lock().frozen.put::<B, M>(*module));
-        let on_host: Vec<_> = self.leaves.keys().copied().collect();
-        let module = self.put::<B, M>(module, shards, on_host);
+        let on_host = self.leaves.keys().copied().collect();
+        let module = self.put::<B, M>(module, shards, &on_host);
         attach_to::<B, M>(&reducer, &module);
         module
     }

@@ -126,8 +126,9 @@ impl Sharding {
 
         let before = self.gathers_units(&*self.group).then(|| {
             let known = self.prepared.lock().shards.clone();
-            let units = known.as_ref().map(|shards| shards.units().clone());
-            let own = own_shards::<B, M>(known.as_deref(), layout, parameters, module);
+            let known = known.expect("`prepare` makes them of a model that it returns");
+            let units = known.units().clone();
+            let own = own_shards::<B, M>(Some(&*known), &units, module);
             ShardsBefore { units, own }
         });
         let values = parameters.values::<B, M>(module).into_iter();
@@ -135,9 +136,8 @@ impl Sharding {
         let shards = shards.map(|(parameter, value)| {
             let shard = match &before {
                 Some(ShardsBefore { own, .. }) => {
-                    let data =
-                        TensorData::new(own[parameter].to_vec(), layout.shard_shape(parameter));
-                    let data = data.convert_dtype(layout.parameters()[parameter].dtype);
+                    let mut data = own[parameter].own().clone();
+                    data.shape = Shape::from(layout.shard_shape(parameter));
                     NewValue::Host(data).into_tensor::<B>(&Residence::alone_on_host(), &step.device)
                 }
                 None => B::from_inner(cut_one::<B::InnerBackend>(layout, parameter, value)),
@@ -215,9 +215,12 @@ impl Sharding {
             }
             Some(ShardsBefore { units, mut own }) => {
                 for (parameter, new) in read_shards(layout, shards)? {
-                    own[parameter] = Arc::new(new);
+                    let dtype = layout.parameters()[parameter].dtype;
+                    let shape = [new.len()];
+                    let new = TensorData::new(new, shape).convert_dtype(dtype);
+                    own[parameter] = Arc::new(Shard::new(new));
                 }
-                self.shard::<B, M>(module, &step.reducer, units, own, on_host, &step.at)
+                self.shard::<B, M>(module, &step.reducer, units, own, &on_host, &step.at)
             }
         };
         attach_to::<B, M>(&step.reducer, &module);
@@ -370,10 +373,9 @@ struct UpdatedShards<I: Backend> {
 
 /// At stage 3: the shards that an update started from.
 struct ShardsBefore {
-    /// `None` before the first step.
-    units: Option<Arc<Units>>,
+    units: Arc<Units>,
     /// By parameter.
-    own: Vec<Shard>,
+    own: Vec<Arc<Shard>>,
 }
 
 /// A step of a model: what its reduction, its update and its publication need to know.

@@ -1,6 +1,7 @@
 //! Parameters in host memory: moves them there, and makes new leaves of them there.
 
 mod parts;
+mod shard;
 mod store;
 mod units;
 
@@ -19,9 +20,10 @@ use burn_decorator::{shared, upload};
 
 use crate::ZeroOptimizerError;
 use crate::backend::trained_leaf;
-pub(crate) use parts::{Frozen, Parts};
+pub(crate) use parts::Parts;
+pub(crate) use shard::Shard;
 pub(crate) use store::{ParameterStore, own_shards};
-pub(crate) use units::{Shard, Units};
+pub(crate) use units::Units;
 
 use crate::host::read;
 use crate::optimizer::Statistics;

@@ -1,31 +1,33 @@
-//! Parameters of stage 3: a rank holds its shard of them in host memory, and a unit is gathered
-//! when an operation uses one of its parameters.
+//! Parameters of stage 3, trained and frozen: a rank holds its shard of them in host memory, and a
+//! unit is gathered when an operation uses one of its parameters.
 //!
 //! All ranks use units in the same order, because they run the same program: each gather is a
 //! collective whose label has the unit and the step, so that ranks that differ stop with an error
 //! that has both labels. A rank holds two gathered units at most, in host memory: the one that was
 //! used last, and the next one by the order of the first step, which is gathered while this one
 //! computes. A parameter that steps cast before they use it, as autocast does, is gathered in the
-//! type of the cast: each rank casts its shard of it after the update.
+//! type of the cast: each rank casts its shard of it after the update, a shard that does not change
+//! once.
 
 use core::fmt;
-use std::collections::HashMap;
+use core::ops::Range;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use burn::module::AutodiffModule;
-use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Shape, TensorData};
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_checkpoint::{Delivery, delivered_in_order};
 use burn_ranks::Pending;
 use parking_lot::Mutex;
 
-use super::units::{Gathered, Rounded, Shard, Unit, Units};
+use super::shard::Shard;
+use super::units::{Gathered, Unit, Units};
 use super::{NewValue, Residence};
 use crate::backend::leaf_node;
-use crate::host::{read, read_floats};
-use crate::optimizer::Parameters;
-use crate::reduce::{GradientReducer, Layout};
+use crate::host::read;
+use crate::reduce::GradientReducer;
 use crate::{ZeroError, raise};
 
 /// The parameters after one step, which the leaves of the model share.
@@ -33,13 +35,13 @@ pub(crate) struct ParameterStore {
     reducer: Arc<GradientReducer>,
     units: Arc<Units>,
     /// By parameter.
-    own: Arc<[Shard]>,
+    own: Arc<[Arc<Shard>]>,
     /// The step, for labels.
     at: String,
-    /// The nodes of the leaves that were made from these shards, by parameter.
-    leaves: Mutex<HashMap<usize, u64>>,
-    /// By parameter: this rank's shard in the type that the parameter is cast to.
-    rounded: Mutex<Rounded>,
+    /// The parameters of the leaves that were made from these shards, by node.
+    leaves: Mutex<HashMap<u64, usize>>,
+    /// By parameter: the type in which it is gathered where a cast uses it, if that is not its own.
+    low_types: Vec<Option<DType>>,
     held: Mutex<Held>,
 }
 
@@ -56,35 +58,46 @@ impl ParameterStore {
     pub(crate) fn new(
         reducer: Arc<GradientReducer>,
         units: Arc<Units>,
-        own: Vec<Shard>,
+        own: Vec<Arc<Shard>>,
         at: String,
     ) -> Arc<Self> {
         units.begin();
         Arc::new(Self {
+            low_types: units.low_types(),
             reducer,
             units,
             own: own.into(),
             at,
             leaves: Mutex::default(),
-            rounded: Mutex::default(),
             held: Mutex::default(),
         })
     }
 
-    /// This rank's shard of a parameter, if `node` is that of the leaf which was made from it.
-    pub(crate) fn own(&self, parameter: usize, node: Option<u64>) -> Option<&Shard> {
-        let is_own = node.is_some() && self.node(parameter) == node;
-        is_own.then(|| &self.own[parameter])
+    /// This rank's shards, by parameter.
+    pub(crate) fn own(&self) -> &[Arc<Shard>] {
+        &self.own
+    }
+
+    /// This rank's elements of a parameter, if `node` is that of a leaf which was made from them,
+    /// and they are those in these ranges.
+    fn own_of(&self, node: Option<u64>, ranges: &[Range<usize>]) -> Option<&Arc<Shard>> {
+        let parameter = *self.leaves.lock().get(&node?)?;
+        let is_cut_so = self.units.layout().shard(parameter) == ranges;
+        is_cut_so.then(|| &self.own[parameter])
     }
 
     /// Whether this is the node of a leaf that was made from these shards.
     pub(crate) fn has(&self, node: Option<u64>) -> bool {
-        node.is_some_and(|node| self.leaves.lock().values().any(|own| *own == node))
+        node.is_some_and(|node| self.leaves.lock().contains_key(&node))
     }
 
-    /// The node of the leaf of a parameter.
-    pub(crate) fn node(&self, parameter: usize) -> Option<u64> {
-        self.leaves.lock().get(&parameter).copied()
+    /// The nodes of the leaves of some parameters, by parameter.
+    pub(crate) fn nodes(&self, parameters: &HashSet<usize>) -> HashMap<usize, u64> {
+        let leaves = self.leaves.lock();
+        let nodes = leaves.iter().map(|(node, parameter)| (*parameter, *node));
+        nodes
+            .filter(|(parameter, _)| parameters.contains(parameter))
+            .collect()
     }
 
     pub(crate) fn units(&self) -> &Arc<Units> {
@@ -94,9 +107,9 @@ impl ParameterStore {
     /// The module with new leaves, which are gathered from these shards of all ranks when they are
     /// used.
     pub(crate) fn put<B: AutodiffBackend, M: AutodiffModule<B>>(self: &Arc<Self>, module: M) -> M {
-        let parameters = Parameters::of::<B, M>(&module);
-        parameters.map::<B, M>(module, |parameter, old| {
-            self.leaf::<B>(parameter, &B::float_device(&old))
+        let units = self.units.clone();
+        units.map::<B, M>(module, |parameter, old| {
+            self.leaf::<B>(parameter, &B::float_device(old))
         })
     }
 
@@ -111,10 +124,10 @@ impl ParameterStore {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let is_rank_0 = self.reducer.layout().rank() == 0;
+        let is_rank_0 = self.units.layout().rank() == 0;
         let mut whole = HashMap::new();
         for unit in &self.units.all {
-            let unit = self.gather(unit)?;
+            let unit = self.start(unit, false, &self.at).wait()?;
             if is_rank_0 {
                 whole.extend(unit);
             }
@@ -122,13 +135,11 @@ impl ParameterStore {
         if !is_rank_0 {
             return Ok(module);
         }
-        let parameters = Parameters::of::<B, M>(&module);
-        Ok(parameters.map::<B, M>(module, |parameter, old| {
+        Ok(self.units.map::<B, M>(module, |parameter, old| {
             let data = whole.remove(&parameter);
             let data = data.expect("a parameter is in one unit, and is replaced once");
             let residence = Residence::alone_on_host();
-            let leaf = NewValue::Host(data).into_tensor::<B>(&residence, &B::float_device(&old));
-            B::float_set_require_grad(leaf, true)
+            NewValue::Host(data).into_tensor::<B>(&residence, &B::float_device(old))
         }))
     }
 
@@ -138,15 +149,10 @@ impl ParameterStore {
         parameter: usize,
         device: &Device<B>,
     ) -> FloatTensor<B> {
-        let known = &self.reducer.layout().parameters()[parameter];
+        let known = &self.units.layout().parameters()[parameter];
         let shape = Shape::from(known.shape.clone());
-        if let Some(low) = self
-            .units
-            .low_type(parameter)
-            .filter(|_| known.dtype == DType::F32)
-        {
-            let low = rounded::<B::InnerBackend>(&self.own[parameter], low, device);
-            self.rounded.lock().insert(parameter, Arc::new(low));
+        if let Some(low) = self.low_types[parameter] {
+            self.own[parameter].round::<B::InnerBackend>(low, device);
         }
         let gathered = GatheredParameter {
             store: self.clone(),
@@ -155,9 +161,8 @@ impl ParameterStore {
         let place = self.units.place(parameter);
         let leaf = delivered_in_order::<B>(place, shape, known.dtype, device, gathered);
         let leaf = leaf.expect("`prepare` refuses a backend without `Remat`");
-        let leaf = B::float_set_require_grad(leaf, true);
         if let Some(node) = leaf_node::<B>(&leaf) {
-            self.leaves.lock().insert(parameter, node);
+            self.leaves.lock().insert(node, parameter);
         }
         leaf
     }
@@ -166,21 +171,15 @@ impl ParameterStore {
     /// type.
     fn has_type(&self, parameter: usize, dtype: DType) -> bool {
         self.units.is_cast(parameter, dtype);
-        self.rounded_to(parameter) == Some(dtype)
-    }
-
-    /// The type in which a parameter is gathered where a cast uses it, if that is not its own.
-    fn rounded_to(&self, parameter: usize) -> Option<DType> {
-        let rounded = self.rounded.lock();
-        rounded.get(&parameter).map(|own| own.dtype)
+        self.low_types[parameter] == Some(dtype)
     }
 
     /// All elements of a parameter, in its own type or in the one in which it is gathered. Panics
     /// with the error of the group.
     fn get(&self, parameter: usize, dtype: DType) -> TensorData {
         let unit = self.units.of(parameter);
-        let rounded = self.rounded_to(parameter);
-        if rounded.is_some_and(|rounded| rounded != dtype) {
+        let low = self.low_types[parameter];
+        if low.is_some_and(|low| low != dtype) {
             self.units.is_used_whole(parameter);
         }
         let mut held = self.held.lock();
@@ -193,7 +192,7 @@ impl ParameterStore {
         let found = held.last.as_ref().map(|(_, unit)| unit[&parameter].dtype);
         if found != Some(dtype) {
             held.last = None;
-            let in_low = rounded.is_none_or(|rounded| rounded == dtype);
+            let in_low = low.is_none_or(|low| low == dtype);
             let arriving = self.start(&self.units.all[unit], in_low, &self.at);
             held.last = Some((unit, raise(arriving.wait())));
         }
@@ -213,10 +212,7 @@ impl ParameterStore {
     /// What [`get`](Self::get) returns now without a call of other ranks, and without a change of
     /// what is expected next.
     fn at_hand(&self, parameter: usize, dtype: DType) -> Option<TensorData> {
-        if self
-            .rounded_to(parameter)
-            .is_some_and(|rounded| rounded != dtype)
-        {
+        if self.low_types[parameter].is_some_and(|low| low != dtype) {
             return None;
         }
         let held = self.held.try_lock()?;
@@ -227,28 +223,19 @@ impl ParameterStore {
         (data.dtype == dtype).then(|| data.clone())
     }
 
-    fn gather(&self, unit: &Arc<Unit>) -> Result<Gathered, ZeroError> {
-        Ok(self.start(unit, false, &self.at).wait()?)
-    }
-
-    /// Starts to gather a unit: its rounded parameters in the types they are rounded to if
-    /// `in_low`, else in their own.
+    /// Starts to gather a unit: in the types to which its parameters are rounded if `in_low`, else
+    /// in their own.
     fn start(&self, unit: &Arc<Unit>, in_low: bool, at: &str) -> Pending<Gathered> {
-        let low: Rounded = match in_low {
-            false => Rounded::new(),
-            true => {
-                let rounded = self.rounded.lock();
-                let of_unit = unit.parameters.iter();
-                let of_unit = of_unit.filter_map(|parameter| rounded.get_key_value(parameter));
-                of_unit
-                    .map(|(parameter, own)| (*parameter, own.clone()))
-                    .collect()
-            }
-        };
+        let own = unit.parameters.iter().map(|&parameter| {
+            let shard = &self.own[parameter];
+            let low = self.low_types[parameter].filter(|_| in_low);
+            let low = low.and_then(|_| shard.low());
+            (parameter, low.unwrap_or(shard.own()).clone())
+        });
+        let own = own.collect();
         // Without the group: a job that owns the group which runs it would keep it alive.
-        let (layout, unit) = (self.units.layout.clone(), unit.clone());
-        let (own, at) = (self.own.clone(), at.to_owned());
-        let work = move |ranks: &mut _| unit.gather(&layout, &low, &own, &at, ranks);
+        let (layout, unit, at) = (self.units.layout().clone(), unit.clone(), at.to_owned());
+        let work = move |ranks: &mut _| unit.gather(&layout, &own, &at, ranks);
         Pending::start(self.reducer.group(), work)
     }
 }
@@ -273,16 +260,6 @@ impl Delivery for GatheredParameter {
     }
 }
 
-/// This rank's shard in `dtype`, rounded by the backend's own cast.
-fn rounded<I: Backend>(own: &Shard, dtype: DType, device: &Device<I>) -> TensorData {
-    let data = TensorData::new(own.to_vec(), [own.len()]);
-    if own.is_empty() {
-        return data.convert_dtype(dtype);
-    }
-    let own = I::float_from_data(data, device);
-    read::<I>(I::float_cast(own, dtype.into()))
-}
-
 impl fmt::Debug for ParameterStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shards = f.debug_struct("ParameterStore");
@@ -290,28 +267,29 @@ impl fmt::Debug for ParameterStore {
     }
 }
 
-/// This rank's shards of the module's parameters: those in `known` for leaves that were made from
-/// `known`. Other leaves, which have the same values on all ranks, are read.
+/// This rank's shards of the sharded parameters, by position: those in `known` for leaves that were
+/// made from `known`. Other leaves, which have the same values on all ranks, are read. Shards of
+/// frozen parameters that the module has no more are those in `known`.
 pub(crate) fn own_shards<B: AutodiffBackend, M: AutodiffModule<B>>(
     known: Option<&ParameterStore>,
-    layout: &Layout,
-    parameters: &Parameters,
+    units: &Units,
     module: &M,
-) -> Vec<Shard> {
-    let values = parameters.values::<B, M>(module).into_iter();
-    let shards = values.map(|(parameter, value)| {
-        let node = parameters.nodes[parameter];
-        match known.and_then(|shards| shards.own(parameter, node)) {
-            Some(own) => own.clone(),
-            // The read may be a collective, so a rank without elements of the parameter makes it
-            // too.
-            None => {
-                let whole = read_floats::<B::InnerBackend>(value);
-                let ranges = layout.shard(parameter).iter();
-                let own = ranges.flat_map(|range| &whole[range.clone()]);
-                Arc::new(own.copied().collect())
-            }
+) -> Vec<Arc<Shard>> {
+    let (layout, values) = (units.layout(), units.values::<B, M>(module));
+    let shards = (0..layout.parameters().len()).map(|parameter| {
+        let ranges = layout.shard(parameter);
+        let of_known = match values.get(&parameter) {
+            Some(leaf) => known.and_then(|known| known.own_of(leaf_node::<B>(leaf), ranges)),
+            None => known.map(|known| &known.own[parameter]),
+        };
+        if let Some(own) = of_known {
+            return own.clone();
         }
+        let leaf = values.get(&parameter);
+        let leaf = leaf.expect("the module that is prepared has all parameters");
+        // The read may be a collective, so a rank without elements of the parameter makes it too.
+        let whole = read::<B::InnerBackend>(B::inner(leaf.clone()));
+        Arc::new(Shard::cut(&whole, ranges))
     });
     shards.collect()
 }

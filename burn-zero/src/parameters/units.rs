@@ -1,20 +1,23 @@
 //! Units: parameters that are gathered together, and the order in which they are used.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use burn::tensor::{DType, TensorData};
+use burn::module::{AutodiffModule, ParamId};
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{DType, TensorData, TensorMetadata};
+use burn_backend::tensor::FloatTensor;
 use burn_checkpoint::{UploadOrder, UploadPlace};
+use burn_decorator::module::{for_each_float, map_floats};
 use burn_decorator::{UseOrder, shared};
 use burn_ranks::shard::Bucket;
 use burn_ranks::{BufferDtype, Collectives, HostBuffer, RanksError, Split};
 use parking_lot::Mutex;
 
-use crate::host::{exchanged, floats};
+use crate::host::{exchanged, widened};
+use crate::optimizer::Parameters;
 use crate::reduce::Layout;
-
-/// Elements of this rank's shard of a parameter, in f32.
-pub(crate) type Shard = Arc<Vec<f32>>;
 
 /// All elements of a unit's parameters, by parameter.
 pub(crate) type Gathered = HashMap<usize, TensorData>;
@@ -27,19 +30,13 @@ pub(crate) struct Unit {
     pub(super) parameters: Vec<usize>,
 }
 
-/// This rank's shards of the parameters that are gathered in another type than their own, in that
-/// type; by parameter.
-pub(super) type Rounded = HashMap<usize, Arc<TensorData>>;
-
-/// The type in which a parameter is gathered.
-fn gathered_in(layout: &Layout, rounded: &Rounded, parameter: usize) -> DType {
-    let own = layout.parameters()[parameter].dtype;
-    rounded.get(&parameter).map_or(own, |rounded| rounded.dtype)
-}
+/// This rank's elements of a unit's parameters, flat, each in the type in which it is gathered; by
+/// parameter.
+pub(super) type OwnElements = HashMap<usize, TensorData>;
 
 impl Unit {
-    /// Gathers the unit's parameters from the shards of all ranks, `own` on this one: the `rounded`
-    /// ones in the types they are rounded to, the others in their own. `at` is part of labels.
+    /// Gathers the unit's parameters from the shards of all ranks, `own` on this one, each in its
+    /// type. `at` is part of labels.
     ///
     /// # Errors
     ///
@@ -47,14 +44,14 @@ impl Unit {
     pub(super) fn gather(
         &self,
         layout: &Layout,
-        rounded: &Rounded,
-        own: &[Shard],
+        own: &OwnElements,
         at: &str,
         ranks: &mut Collectives,
     ) -> Result<Gathered, RanksError> {
-        let low = rounded.iter();
-        let low = low.map(|(parameter, own)| (*parameter, floats(TensorData::clone(own))));
-        let low: HashMap<usize, Vec<f32>> = low.collect();
+        let widened: HashMap<usize, Cow<'_, [f32]>> = own
+            .iter()
+            .map(|(parameter, own)| (*parameter, widened(own)))
+            .collect();
         let zeros = |&parameter: &usize| {
             (
                 parameter,
@@ -62,12 +59,8 @@ impl Unit {
             )
         };
         let mut whole: HashMap<usize, Vec<f32>> = self.parameters.iter().map(zeros).collect();
-        for (number, (dtype, bucket)) in self.buckets(layout, rounded).into_iter().enumerate() {
-            let own = |parameter| {
-                let low = low.get(&parameter);
-                Some(low.unwrap_or(&own[parameter]).as_slice())
-            };
-            let part = layout.own_part(&bucket, own);
+        for (number, (dtype, bucket)) in self.buckets(layout, own).into_iter().enumerate() {
+            let part = layout.own_part(&bucket, |parameter| Some(&*widened[&parameter]));
             let part = HostBuffer::from_f32(dtype, part);
             let label = format!("unit `{}`, part {number}, {at}", self.path);
             let split = Split::Counts(bucket.counts());
@@ -81,16 +74,15 @@ impl Unit {
         }
         let tensor = |(parameter, elements): (usize, Vec<f32>)| {
             let data = TensorData::new(elements, layout.parameters()[parameter].shape.clone());
-            let dtype = gathered_in(layout, rounded, parameter);
             // Each use shares it.
-            (parameter, shared(data.convert_dtype(dtype)))
+            (parameter, shared(data.convert_dtype(own[&parameter].dtype)))
         };
         Ok(whole.into_iter().map(tensor).collect())
     }
 
     /// The buckets in which the unit is gathered, each with its type.
-    fn buckets(&self, layout: &Layout, rounded: &Rounded) -> Vec<(BufferDtype, Bucket)> {
-        let sent_in = |parameter: &usize| exchanged(gathered_in(layout, rounded, *parameter));
+    fn buckets(&self, layout: &Layout, own: &OwnElements) -> Vec<(BufferDtype, Bucket)> {
+        let sent_in = |parameter: &usize| exchanged(own[parameter].dtype);
         let all = [BufferDtype::F32, BufferDtype::Bf16, BufferDtype::F16].into_iter();
         let buckets = all.flat_map(|dtype| {
             let parameters = self.parameters.iter().copied();
@@ -102,9 +94,12 @@ impl Unit {
     }
 }
 
-/// The units of a model, by number.
+/// The sharded parameters of a model, trained ones and after them frozen ones, and their units, by
+/// number. All versions of the model share it.
 pub(crate) struct Units {
-    pub(super) layout: Arc<Layout>,
+    layout: Arc<Layout>,
+    /// The frozen parameters, by path: these may share an id and differ.
+    frozen: HashMap<String, usize>,
     pub(super) all: Vec<Arc<Unit>>,
     /// The unit of each parameter.
     of: Vec<usize>,
@@ -114,8 +109,9 @@ pub(crate) struct Units {
 }
 
 impl Units {
+    /// The units of the parameters of `layout`, of which the first are those that are `trained`.
     /// `unit` returns the name of the unit of a parameter, by its path.
-    pub(crate) fn new(layout: &Arc<Layout>, unit: impl Fn(&str) -> String) -> Self {
+    pub(crate) fn new(layout: Layout, trained: usize, unit: impl Fn(&str) -> String) -> Self {
         let mut members: BTreeMap<String, Vec<usize>> = BTreeMap::new();
         for (parameter, known) in layout.parameters().iter().enumerate() {
             members
@@ -133,15 +129,84 @@ impl Units {
                 }
                 Arc::new(Unit { path, parameters })
             });
+        let frozen = layout.parameters().iter().enumerate().skip(trained);
+        let frozen = frozen.map(|(parameter, known)| (known.path.clone(), parameter));
         let uploads = UploadOrder::new();
         let places = layout.parameters().iter().map(|_| uploads.place());
         Self {
             all: all.collect(),
             places: places.collect(),
+            frozen: frozen.collect(),
             of,
-            layout: layout.clone(),
+            layout: Arc::new(layout),
             order: Mutex::default(),
         }
+    }
+
+    /// The sharded parameters, trained ones and after them frozen ones, and this rank's shards.
+    pub(crate) fn layout(&self) -> &Arc<Layout> {
+        &self.layout
+    }
+
+    /// The position of a tensor of a module among the sharded parameters. `trained` are those of
+    /// the module.
+    pub(crate) fn position<B: AutodiffBackend>(
+        &self,
+        trained: &Parameters,
+        path: &str,
+        id: ParamId,
+        tensor: &FloatTensor<B>,
+    ) -> Option<usize> {
+        let of_trained = trained.position::<B>(id, tensor);
+        of_trained.or_else(|| {
+            let parameter = *self.frozen.get(path)?;
+            let known = &self.layout.parameters()[parameter];
+            let is_same = !B::float_is_require_grad(tensor)
+                && known.dtype == tensor.dtype()
+                && known.shape == tensor.shape().to_vec();
+            is_same.then_some(parameter)
+        })
+    }
+
+    /// The sharded parameters of a module, by position.
+    pub(super) fn values<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &self,
+        module: &M,
+    ) -> HashMap<usize, FloatTensor<B>> {
+        let trained = Parameters::of::<B, M>(module);
+        let mut values = HashMap::new();
+        for_each_float(module, |path, id, tensor: FloatTensor<B>| {
+            if let Some(parameter) = self.position::<B>(&trained, path, id, &tensor) {
+                values.entry(parameter).or_insert(tensor);
+            }
+        });
+        values
+    }
+
+    /// The module with its sharded parameters replaced by `each`, which gets a position and the old
+    /// leaf; the new leaf is trained if the old one is. A trained parameter that the module holds
+    /// twice stays one leaf.
+    pub(super) fn map<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &self,
+        module: M,
+        mut each: impl FnMut(usize, &FloatTensor<B>) -> FloatTensor<B>,
+    ) -> M {
+        let trained = Parameters::of::<B, M>(&module);
+        let mut made: HashMap<usize, FloatTensor<B>> = HashMap::new();
+        map_floats(module, |path, id, old: FloatTensor<B>| {
+            let Some(parameter) = self.position::<B>(&trained, path, id, &old) else {
+                return old;
+            };
+            let leaf = made.entry(parameter).or_insert_with(|| {
+                let leaf = each(parameter, &old);
+                if B::float_is_require_grad(&old) {
+                    B::float_set_require_grad(leaf, true)
+                } else {
+                    leaf
+                }
+            });
+            leaf.clone()
+        })
     }
 
     /// The unit of a parameter.
@@ -159,9 +224,16 @@ impl Units {
         self.order.lock().begin();
     }
 
-    /// The type in which a parameter is gathered from the next step on, if that is not its own.
-    pub(super) fn low_type(&self, parameter: usize) -> Option<DType> {
-        self.order.lock().types.get(&parameter).copied()
+    /// By parameter: the type in which it is gathered from this step on where a cast uses it, if
+    /// that is not its own.
+    pub(super) fn low_types(&self) -> Vec<Option<DType>> {
+        let order = self.order.lock();
+        let known = self.layout.parameters().iter().enumerate();
+        let low = known.map(|(parameter, known)| {
+            let low = order.types.get(&parameter).copied();
+            low.filter(|_| known.dtype == DType::F32)
+        });
+        low.collect()
     }
 
     /// Notes that a parameter is cast to a type.

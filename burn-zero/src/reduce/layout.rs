@@ -80,6 +80,26 @@ impl Layout {
         })
     }
 
+    /// The parameters of this layout with their shards, and after them `frozen`, of which each rank
+    /// has a part of the same length: all that is gathered in units.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::InvalidSetting`] for more elements than `usize` counts.
+    pub(crate) fn with_frozen(&self, frozen: Vec<ParameterSpec>) -> Result<Self, ZeroError> {
+        let sizes = frozen.iter();
+        let sizes = sizes.map(|it| shard::Parameter::new(&*it.path, it.elements()));
+        let map = self.map.with_balanced(sizes.collect())?;
+        let mut parameters = self.parameters.clone();
+        parameters.extend(frozen);
+        Ok(Self {
+            parameters,
+            shard: map.shard(self.rank),
+            map,
+            ..*self
+        })
+    }
+
     /// The map from elements to ranks.
     pub(crate) fn map(&self) -> &ShardMap {
         &self.map

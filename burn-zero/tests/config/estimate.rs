@@ -248,7 +248,8 @@ fn frozen_parameters_are_held_without_gradients_and_optimizer_state() {
             (sharded.sent_elements, sharded.sent_bytes),
             (sent, 4 * sent)
         );
-        assert_eq!(sharded.unit_bytes, 4 * TRAINED);
+        // Two of the largest unit are more than there are.
+        assert_eq!(sharded.unit_bytes, 4 * (TRAINED + FROZEN));
     }
 }
 
