@@ -76,8 +76,8 @@ pub enum RematError {
     },
     /// A parameter for [`checkpoint_units`](crate::checkpoint_units) whose uses `Remat` does not see.
     #[error(
-        "the uses of parameter `{parameter}` on `{backend}` are not seen: there is no `Remat` in this backend, or the parameter is \
-         delivered at each use, as in host memory; use `Remat` below `Autodiff`, or a `MemoryBudget`"
+        "the uses of parameter `{parameter}` on `{backend}` are not seen: there is no `Remat` in this backend; use `Remat` \
+         below `Autodiff`"
     )]
     UnitsNotSeen {
         /// The backend's name.
@@ -92,16 +92,6 @@ pub enum RematError {
          `Remat<CastCache<..>>`"
     )]
     UnitsHidden {
-        /// The backend's name.
-        backend: String,
-    },
-    /// A backend for [`checkpoint_units`](crate::checkpoint_units) whose gradients are reduced over
-    /// ranks.
-    #[error(
-        "parameters on `{backend}` cannot be put into units: a reduction over ranks knows each parameter as the one that it has \
-         made itself; use a `MemoryBudget`"
-    )]
-    UnitsOverRanks {
         /// The backend's name.
         backend: String,
     },

@@ -123,6 +123,7 @@ pub use scope::checkpoint_units::{
 pub use scope::listed_tensors::ListedTensors;
 pub use scope::module::Checkpointed;
 pub use scope::outputs::Outputs;
+pub use scope::parameter_unit::ParameterUnit;
 pub use scope::policy::{OpCall, PerOperation, Policy, SavePolicy};
 pub use scope::sequential::checkpoint_sequential;
 

@@ -7,7 +7,10 @@ use burn::backend::Autodiff;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Distribution, Int, Tensor};
-use burn_checkpoint::{MemoryBudget, Policy, Remat, SavePolicy, Work, checkpoint_with};
+use burn_amp::{Autocast, Off};
+use burn_checkpoint::{
+    MemoryBudget, Policy, Remat, SavePolicy, Work, checkpoint_units, checkpoint_with,
+};
 use burn_flex::Flex;
 use peak_alloc::PeakAlloc;
 
@@ -50,6 +53,24 @@ fn peak<B: AutodiffBackend>(policy: Option<&Policy>, budget: Option<u64>) -> f32
     let peak = HEAP.peak_usage_as_kb() - before;
     drop((grads, budget));
     peak
+}
+
+/// KiB of the heap that two passes with scopes of the blocks take at most, each: by hand, or by
+/// units.
+fn peaks_in_scopes(by_units: bool) -> [f32; 2] {
+    type Told = Autocast<Autodiff<Remat<Flex>>, Off>;
+    let blocks = blocks::<Told>(12);
+    let (blocks, policy) = if by_units {
+        (checkpoint_units(blocks).expect("blocks").0, None)
+    } else {
+        (blocks, Some(Policy::Recompute))
+    };
+    [(); 2].map(|()| {
+        let before = HEAP.current_usage_as_kb();
+        HEAP.reset_peak_usage();
+        drop(loss(&blocks, policy.as_ref(), 512).backward());
+        HEAP.peak_usage_as_kb() - before
+    })
 }
 
 /// KiB of the heap after a step: the most of the first 200 steps, and of 800 more.
@@ -128,6 +149,10 @@ fn memory_is_freed() {
     assert!(bare < plain * 1.02);
     assert!(recompute < plain * 0.35);
     assert!(keep < plain * 0.65);
+    let ([_, by_hand], by_units) = (peaks_in_scopes(false), peaks_in_scopes(true));
+    println!("KiB: scopes by hand {by_hand}, of units {by_units:?}");
+    assert!(by_units.iter().all(|peak| *peak < by_hand * 1.15));
+
     // The estimate of work space is not part of a budget.
     assert!(half < plain * 0.6);
     assert!(quarter < plain * 0.4);

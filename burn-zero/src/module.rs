@@ -48,7 +48,7 @@ pub(crate) fn replace_tensors<B: AutodiffBackend, M: AutodiffModule<B>>(
 
 /// A tensor of `data` that replaces `old`: on its device or in host memory, in its type, and
 /// trained if `old` is.
-fn replaced<B: Backend>(old: AnyTensor<B>, data: TensorData) -> AnyTensor<B> {
+fn replaced<B: AutodiffBackend>(old: AnyTensor<B>, data: TensorData) -> AnyTensor<B> {
     fn made<B: Backend, K: BasicOps<B>>(old: K::Primitive, data: TensorData) -> K::Primitive {
         let old = Tensor::<B, 1, K>::from_primitive(old);
         K::from_data(data, &old.device(), old.dtype())

@@ -13,7 +13,7 @@ use burn::module::{AutodiffModule, Module, Param};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer, SgdConfig};
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
-use burn_checkpoint::{Remat, RematStats, checkpoint, is_delivered};
+use burn_checkpoint::{Remat, RematStats, checkpoint, checkpoint_units, is_delivered};
 use burn_flex::Flex;
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
@@ -407,4 +407,60 @@ fn parameters_are_initialised_one_at_a_time() {
     // A layer's initializer draws, scales and shifts.
     assert!(held <= 4 * LAYER_BYTES, "{held}");
     assert_eq!(model.num_params(), LAYERS * (WIDTH * WIDTH + WIDTH));
+}
+
+/// Scopes of the layers, in a loss of which something can be computed again.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Scopes {
+    ByHand,
+    /// By `checkpoint_units`, before the parameters move to host memory or after it.
+    Units,
+    UnitsOfOffloaded,
+}
+
+/// The trained weights, and what each step has computed again. The weights are saved and loaded
+/// before the last step.
+fn train_in(scopes: Scopes) -> (Vec<u32>, Vec<u64>) {
+    let mut model = layers::<B>(4, WIDTH, 0.2);
+    if scopes == Scopes::Units {
+        (model, _) = checkpoint_units(model).expect("blocks");
+    }
+    model = offload_parameters::<B, _>(model).expect("a `Remat`");
+    if scopes == Scopes::UnitsOfOffloaded {
+        (model, _) = checkpoint_units(model).expect("blocks");
+    }
+    let mut optimizer = prepared(&model);
+    let mut replayed = Vec::new();
+    for step in 0..STEPS {
+        if step + 1 == STEPS {
+            let record = model.clone().into_record();
+            model = model.load_record(record);
+        }
+        let before = RematStats::of_thread().replayed_operations;
+        let output = model.iter().fold(input(), |x, layer| {
+            let forward = || layer.forward(x).tanh().sin();
+            match scopes {
+                Scopes::ByHand => checkpoint(forward),
+                Scopes::Units | Scopes::UnitsOfOffloaded => forward(),
+            }
+        });
+        // The head has no parameter, and ends no unit.
+        let gradients = GradientsParams::from_grads(output.sum().backward(), &model);
+        replayed.push(RematStats::of_thread().replayed_operations - before);
+        model = optimizer.step(0.01, model, gradients);
+    }
+    let weights = layers::weights(&model).into_iter().map(f32::to_bits);
+    (weights.collect(), replayed)
+}
+
+#[test]
+fn parameters_in_host_memory_are_in_units() {
+    let _turn = turn();
+    let (expected, by_hand) = train_in(Scopes::ByHand);
+    for scopes in [Scopes::Units, Scopes::UnitsOfOffloaded] {
+        let (weights, replayed) = train_in(scopes);
+        assert!(weights == expected, "{scopes:?}");
+        assert_eq!(replayed, by_hand, "{scopes:?}");
+        assert!(replayed.iter().all(|replayed| *replayed > 0));
+    }
 }

@@ -19,7 +19,7 @@ use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn::tensor::DType;
 use burn_amp::{Autocast, Bf16};
-use burn_checkpoint::{Remat, checkpoint};
+use burn_checkpoint::{Remat, RematStats, checkpoint, checkpoint_units};
 use burn_flex::Flex;
 use burn_ranks::{Operation, RanksError};
 use burn_store::{ModuleSnapshot, SafetensorsStore};
@@ -91,14 +91,34 @@ impl<B: Backend> Net<B> {
         }
     }
 
-    fn loss(&self, x: Tensor<B, 2>, scoped: bool) -> Tensor<B, 1> {
+    fn loss(&self, x: Tensor<B, 2>, scopes: Scopes) -> Tensor<B, 1> {
         let x = self.first.forward(x);
-        let x = self.blocks.iter().fold(x, |x, block| match scoped {
-            true => checkpoint(|| block.forward(x).tanh()),
-            false => block.forward(x).tanh(),
+        let x = self.blocks.iter().fold(x, |x, block| {
+            let forward = || block.forward(x).tanh().sin();
+            match scopes {
+                Scopes::ByHand => checkpoint(forward),
+                Scopes::None | Scopes::Units | Scopes::UnitsOfPrepared => forward(),
+            }
         });
         self.last.forward(x).square().mean()
     }
+}
+
+/// Of the blocks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Scopes {
+    None,
+    ByHand,
+    /// Found by the paths of the parameters, before the ranks prepare the model or after it.
+    Units,
+    UnitsOfPrepared,
+}
+
+/// What a rank trains.
+#[derive(PartialEq)]
+struct Trained {
+    losses: Vec<u32>,
+    parameters: Vec<u32>,
 }
 
 fn bits<B: Backend, M: Module<B>>(module: &M) -> Vec<u32> {
@@ -114,22 +134,28 @@ fn bits<B: Backend, M: Module<B>>(module: &M) -> Vec<u32> {
     collect.0
 }
 
-/// The losses of each step and the trained parameters, on each rank.
+/// The bits of the losses of each step and of the trained parameters, on each rank.
 fn train<O>(
     ranks: usize,
     settings: &ZeroSettings,
     optimizer: impl Fn() -> O + Sync,
-    scoped: bool,
-) -> Vec<(Vec<u32>, Vec<u32>)>
+    scopes: Scopes,
+) -> Vec<Trained>
 where
     O: ShardOptimizer<B>,
 {
     let start = Mutex::new(Net::<B>::new());
     let trained = ThreadGroup::spawn(ranks, Default::default(), |group| {
         let rank = group.rank();
-        let model = start.lock().unwrap().clone();
+        let mut model = start.lock().unwrap().clone();
         let mut zero = ZeroOptimizer::new(optimizer(), Arc::new(group), settings.clone())?;
-        let mut model = zero.prepare::<B, _>(model)?;
+        if scopes == Scopes::Units {
+            (model, _) = checkpoint_units(model).expect("blocks");
+        }
+        model = zero.prepare::<B, _>(model)?;
+        if scopes == Scopes::UnitsOfPrepared {
+            (model, _) = checkpoint_units(model).expect("blocks");
+        }
         let mut losses = Vec::new();
         for step in 0..STEPS {
             // Windows of one and of two micro-batches.
@@ -137,18 +163,28 @@ where
             for micro in 0..1 + step % 2 {
                 let of_rank = (rank * 3 + step + micro) as f64 * 0.1;
                 let x = Tensor::full([2, FEATURES], of_rank, &Default::default());
-                let loss = model.loss(x, scoped);
+                let before = RematStats::of_thread().replayed_operations;
+                let loss = model.loss(x, scopes);
                 losses.extend(loss.clone().into_data().into_vec::<f32>().unwrap());
                 let gradients = GradientsParams::from_grads(loss.backward(), &model);
+                let replayed = RematStats::of_thread().replayed_operations - before;
+                assert_eq!(
+                    replayed > 0,
+                    scopes != Scopes::None,
+                    "{scopes:?}, step {step}"
+                );
                 sum.accumulate(&model, gradients);
             }
             model = zero.step(0.05, model, sum.grads());
         }
         let losses = losses.into_iter().map(f32::to_bits).collect();
         let valid = bits(&model.valid());
-        let trained = bits(&model);
-        assert!(valid == trained, "the module for validation has them too");
-        Ok::<_, ZeroError>((losses, trained))
+        let parameters = bits(&model);
+        assert!(
+            valid == parameters,
+            "the module for validation has them too"
+        );
+        Ok::<_, ZeroError>(Trained { losses, parameters })
     });
     let trained: Result<Vec<_>, _> = trained.expect("ranks end").into_iter().collect();
     trained.expect("ranks agree")
@@ -160,20 +196,46 @@ fn bits_are_those_of_stage_2() {
     for ranks in [2, 3] {
         // Units smaller and larger than a bucket.
         for bucket_elements in [16, 1 << 20] {
-            for scoped in [false, true] {
-                let settings = |stage| ZeroSettings {
-                    bucket_elements,
-                    ..ZeroSettings::stage(stage)
-                };
-                let adam = || AdamWConfig::new().init();
-                let expected = train(ranks, &settings(Stage::Gradients), adam, scoped);
-                let found = train(ranks, &settings(Stage::Parameters), adam, scoped);
-                assert!(
-                    expected == found,
-                    "{ranks} ranks, {bucket_elements}, {scoped}"
-                );
-                assert_ne!(expected[0].0, expected[1].0, "ranks have their own data");
+            let settings = |stage| ZeroSettings {
+                bucket_elements,
+                ..ZeroSettings::stage(stage)
+            };
+            let adam = || AdamWConfig::new().init();
+            let expected = train(ranks, &settings(Stage::Gradients), adam, Scopes::None);
+            assert_ne!(
+                expected[0].losses, expected[1].losses,
+                "ranks have their own data"
+            );
+            for scopes in [
+                Scopes::None,
+                Scopes::ByHand,
+                Scopes::Units,
+                Scopes::UnitsOfPrepared,
+            ] {
+                for stage in [Stage::Gradients, Stage::Parameters] {
+                    let found = train(ranks, &settings(stage), adam, scopes);
+                    assert!(
+                        expected == found,
+                        "{ranks} ranks, {bucket_elements}, {scopes:?}, {stage:?}"
+                    );
+                }
             }
+        }
+    }
+}
+
+#[test]
+fn scopes_of_units_change_no_bit_where_parameters_are_whole() {
+    let _turn = turn();
+    let adam = || AdamWConfig::new().init();
+    for stage in [Stage::DataParallel, Stage::OptimizerState] {
+        let settings = ZeroSettings::stage(stage);
+        let expected = train(2, &settings, adam, Scopes::None);
+        for scopes in [Scopes::Units, Scopes::UnitsOfPrepared] {
+            assert!(
+                train(2, &settings, adam, scopes) == expected,
+                "{stage:?}, {scopes:?}"
+            );
         }
     }
 }
@@ -186,8 +248,8 @@ fn so_they_are_with_whole_shards_and_with_the_optimizer_on_the_host() {
         ..ZeroSettings::stage(stage)
     };
     let adam = || AdamWConfig::new().init();
-    let expected = train(2, &whole(Stage::Gradients), adam, false);
-    assert!(expected == train(2, &whole(Stage::Parameters), adam, false));
+    let expected = train(2, &whole(Stage::Gradients), adam, Scopes::None);
+    assert!(expected == train(2, &whole(Stage::Parameters), adam, Scopes::None));
 
     let host = |stage| ZeroSettings {
         gradients: Memory::Host,
@@ -199,8 +261,10 @@ fn so_they_are_with_whole_shards_and_with_the_optimizer_on_the_host() {
             .init()
             .expect("valid")
     };
-    let expected = train(3, &host(Stage::Gradients), on_host, true);
-    assert!(expected == train(3, &host(Stage::Parameters), on_host, true));
+    let expected = train(3, &host(Stage::Gradients), on_host, Scopes::ByHand);
+    for scopes in [Scopes::ByHand, Scopes::Units] {
+        assert!(expected == train(3, &host(Stage::Parameters), on_host, scopes));
+    }
 }
 
 #[test]
@@ -539,7 +603,7 @@ fn a_panic_between_gathers_ends_all_ranks_and_leaves_nothing_behind() {
     let _turn = turn();
     let settings = ZeroSettings::stage(Stage::Parameters);
     let adam = || AdamWConfig::new().init();
-    let expected = train(2, &settings, adam, false);
+    let expected = train(2, &settings, adam, Scopes::None);
     // The other rank gathers in its forward pass, or in its backward pass, under the lock of Burn's
     // graph.
     for in_backward in [false, true] {
@@ -561,7 +625,7 @@ fn a_panic_between_gathers_ends_all_ranks_and_leaves_nothing_behind() {
             message.contains("rank 1 panicked: no more of this"),
             "{in_backward}: {message}"
         );
-        assert!(train(2, &settings, adam, false) == expected);
+        assert!(train(2, &settings, adam, Scopes::None) == expected);
     }
 }
 

@@ -87,7 +87,7 @@ impl<B: Backend> Remat<B> {
         let unit = units::exist()
             .then(|| operands.iter().find_map(unit))
             .flatten();
-        let _reached = unit.and_then(units::reach);
+        let _reached = unit.and_then(|unit| units::reach(&unit));
         if !context::records() {
             return resident(run(operands.map(inner)));
         }
@@ -142,7 +142,7 @@ fn inner<B: Backend>(value: Value<Remat<B>>) -> Value<B> {
 }
 
 /// The unit that an operand is a parameter of.
-fn unit<B: Backend>(value: &Value<Remat<B>>) -> Option<&Arc<Unit>> {
+fn unit<B: Backend>(value: &Value<Remat<B>>) -> Option<Arc<Unit>> {
     match value {
         Value::Float(x) => x.unit(),
         Value::Int(x) => x.unit(),

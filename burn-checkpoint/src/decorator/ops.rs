@@ -114,8 +114,8 @@ macro_rules! reached {
     ($($kind:tt $arg:expr),*) => {{
         #[allow(unused_mut, reason = "rows without tensors")]
         let mut unit = None;
-        $(by_form!(each $kind $arg, x => unit = unit.or(x.unit()));)*
-        unit.and_then(units::reach)
+        $(by_form!(each $kind $arg, x => if unit.is_none() { unit = x.unit() });)*
+        unit.and_then(|unit| units::reach(&unit))
     }};
 }
 
@@ -151,6 +151,16 @@ macro_rules! recorded {
 macro_rules! if_delivered {
     ($x:ident => $result:expr) => {
         if $x.is_delivered() {
+            return $result;
+        }
+    };
+}
+
+/// As [`if_delivered`], of a view or a cast, which uses a parameter.
+macro_rules! if_delivered_used {
+    ($x:ident => $result:expr) => {
+        if $x.is_delivered() {
+            let _reached = if units::exist() { reached!(Float $x) } else { None };
             return $result;
         }
     };
@@ -196,29 +206,29 @@ macro_rules! first {
         };
     };
     (float_transpose $x:ident) => {
-        if_delivered!($x => {
+        if_delivered_used!($x => {
             let last = $x.rank() - 1;
             let swap = |y: &mut Promised<B>| y.permute(|dims| dims.swap(last - 1, last));
             on_use(OP, $x, swap, B::float_transpose)
         })
     };
     (float_swap_dims $x:ident $a:ident $b:ident) => {
-        if_delivered!($x => {
+        if_delivered_used!($x => {
             let swap = |y: &mut Promised<B>| y.permute(|dims| dims.swap($a, $b));
             on_use(OP, $x, swap, move |x| B::float_swap_dims(x, $a, $b))
         })
     };
     (float_permute $x:ident $axes:ident) => {
-        if_delivered!($x => {
+        if_delivered_used!($x => {
             let axes = $axes.to_vec();
             let order = |dims: &mut Vec<usize>| *dims = $axes.iter().map(|axis| dims[*axis]).collect();
             on_use(OP, $x, |y| y.permute(order), move |x| B::float_permute(x, &axes))
         })
     };
-    (float_reshape $x:ident $shape:ident) => { if_delivered!($x => in_shape(OP, $x, $shape, B::float_reshape)) };
-    (float_expand $x:ident $shape:ident) => { if_delivered!($x => in_shape(OP, $x, $shape, B::float_expand)) };
+    (float_reshape $x:ident $shape:ident) => { if_delivered_used!($x => in_shape(OP, $x, $shape, B::float_reshape)) };
+    (float_expand $x:ident $shape:ident) => { if_delivered_used!($x => in_shape(OP, $x, $shape, B::float_expand)) };
     (float_cast $x:ident $dtype:ident) => {
-        if_delivered!($x => {
+        if_delivered_used!($x => {
             let dtype = $dtype.into();
             match $x.in_type(dtype) {
                 Some(cast) => cast,
@@ -234,7 +244,7 @@ macro_rules! first {
             let value = Value::Float(B::float_to_device($x.into_inner(), $device));
             return Handle::Managed(record::parameter(named, value));
         }
-        if $x.unit().is_some() && $x.device() == *$device {
+        if units::exist() && $x.device() == *$device && $x.unit().is_some() {
             return $x;
         }
         if_delivered!($x => {
@@ -244,6 +254,16 @@ macro_rules! first {
                 false => on_use(OP, $x, |y| y.device = $device.clone(), move |x| B::float_to_device(x, &device)),
             }
         })
+    };
+    // An update that is undone selects the version of a parameter from before it: what is selected
+    // is a version of it, too.
+    (float_mask_where $x:ident $mask:ident $value:ident) => {
+        if units::exist()
+            && let Some(named) = units::version_of_both(&$x, &$value)
+        {
+            let value = B::float_mask_where($x.into_inner(), $mask.into_inner(), $value.into_inner());
+            return Handle::Managed(record::parameter(named, Value::Float(value)));
+        }
     };
     ($($other:ident)*) => {};
 }

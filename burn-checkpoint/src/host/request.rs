@@ -15,6 +15,7 @@ use crate::scope::units::Unit;
 pub(crate) const DELIVERED: OpInfo = OpInfo::new("delivered", Work::Fixed, "Remat");
 
 /// What is known of a parameter.
+#[derive(Clone, Debug)]
 pub(crate) struct Named {
     /// Its path.
     pub path: &'static OpInfo,

@@ -7,7 +7,7 @@ use burn_backend::Backend;
 
 use crate::host::ahead::UploadPlace;
 use crate::node::budgeted::Budgeted;
-use crate::node::content::{Content, Moved};
+use crate::node::content::{Content, Home, Moved};
 use crate::node::entry::{AnyEntry, Group, NodeInfo, Origin};
 use crate::node::replay;
 use crate::node::{Node, Storage, Vacated};
@@ -16,7 +16,7 @@ use crate::record::clock;
 use crate::record::cost::upload_ns;
 use crate::scope::policy::{OpCall, Policy, SavePolicy};
 use crate::scope::region::Region;
-use crate::scope::units::Unit;
+use crate::scope::units::{self, Unit};
 
 impl<B: Backend> AnyEntry for Node<B> {
     fn save_policy(&self, policy: &Policy) -> Option<SavePolicy> {
@@ -47,7 +47,7 @@ impl<B: Backend> AnyEntry for Node<B> {
             owner_bytes: owner.bytes(),
             retired: self.counted().is_retired(),
             op: self.meta.op,
-            call: self.meta.call,
+            operation: state.home.operation(),
             lineage: self.lineage(),
             step: self.step(),
             is_float: self.meta.dtype.is_float(),
@@ -61,12 +61,15 @@ impl<B: Backend> AnyEntry for Node<B> {
 
     fn is_of_region(&self, region: &Arc<Region>) -> bool {
         let state = self.state();
-        let own = state.region.as_ref();
+        let own = state.home.region();
         own.is_some_and(|own| Arc::ptr_eq(own, region))
     }
 
-    fn move_to(&self, region: &Arc<Region>) {
-        self.state().region = Some(region.clone());
+    fn move_to(&self, next: &Arc<Region>) {
+        if let Home::Scope { region, operation } = &mut self.state().home {
+            *operation = units::adopted(*operation);
+            *region = next.clone();
+        }
     }
 
     fn inputs(&self) -> Vec<Arc<dyn AnyEntry>> {
@@ -78,7 +81,20 @@ impl<B: Backend> AnyEntry for Node<B> {
     }
 
     fn is_of_unit(&self, unit: &Arc<Unit>) -> bool {
-        self.unit.as_ref().is_some_and(|own| Arc::ptr_eq(own, unit))
+        let state = self.state();
+        let own = state.home.unit();
+        own.is_some_and(|own| Arc::ptr_eq(own, unit))
+    }
+
+    fn unit(&self) -> Option<Arc<Unit>> {
+        self.state().home.unit().cloned()
+    }
+
+    fn put_in_unit(&self, unit: &Arc<Unit>) -> bool {
+        if self.meta.is_delivered {
+            self.state().home = Home::Unit(unit.clone());
+        }
+        self.meta.is_delivered
     }
 
     fn upload_place(&self) -> Option<UploadPlace> {
@@ -235,10 +251,15 @@ impl<B: Backend> AnyEntry for Node<B> {
 
     fn leave(&self, ended: &Arc<Region>, outer: Option<&Arc<Region>>) -> Option<u64> {
         let mut state = self.state();
-        if !matches!(&state.region, Some(own) if Arc::ptr_eq(own, ended)) {
+        if !state
+            .home
+            .region()
+            .is_some_and(|own| Arc::ptr_eq(own, ended))
+        {
             return None;
         }
-        state.region = outer.cloned();
+        // No operation of the scope around has made it.
+        state.home = Home::of_result(outer.cloned(), 0);
         let is_recorded = state.content.is_recorded();
         let viewed = match &mut state.content {
             Content::Recorded(recorded) => recorded.viewed.take(),

@@ -11,17 +11,71 @@ use crate::node::kind::Value;
 use crate::node::recipe::Recipe;
 use crate::observe::verify;
 use crate::scope::region::Region;
+use crate::scope::units::Unit;
 
 /// The part of a node that changes.
 pub(crate) struct State<B: Backend> {
     pub content: Content<B>,
     /// Replays under way that need the storage.
     pub locks: u32,
-    /// The scope that evicts it: replays for tensors of other scopes do not keep it resident.
-    pub region: Option<Arc<Region>>,
-    /// Whether a scope inside of `region` has used it: the inner scope is replayed from it, so a
+    pub home: Home,
+    /// Whether a scope inside of its own has used it: the inner scope is replayed from it, so a
     /// replay keeps it even without users.
     pub feeds_inner_scope: bool,
+}
+
+/// What a tensor belongs to.
+#[derive(Clone)]
+pub(crate) enum Home {
+    /// Nothing.
+    None,
+    /// The scope that evicts it: replays for tensors of other scopes do not keep it resident.
+    Scope {
+        region: Arc<Region>,
+        /// In the scope of a unit: the number of the operation that made it, as
+        /// [`HandedOver`](crate::scope::units) numbers them.
+        operation: u32,
+    },
+    /// As a parameter, a unit of a model whose units have scopes.
+    Unit(Arc<Unit>),
+}
+
+impl Home {
+    /// Of the result of an operation with this number in its scope, if it is in one.
+    #[inline]
+    pub fn of_result(region: Option<Arc<Region>>, operation: u32) -> Self {
+        region.map_or(Self::None, |region| Self::Scope { region, operation })
+    }
+
+    /// Of a parameter, if its model's units have scopes.
+    pub fn of_parameter(unit: Option<Arc<Unit>>) -> Self {
+        unit.map_or(Self::None, Self::Unit)
+    }
+
+    /// The scope.
+    #[inline]
+    pub fn region(&self) -> Option<&Arc<Region>> {
+        match self {
+            Self::Scope { region, .. } => Some(region),
+            Self::None | Self::Unit(_) => None,
+        }
+    }
+
+    /// The unit of a parameter.
+    pub fn unit(&self) -> Option<&Arc<Unit>> {
+        match self {
+            Self::Unit(unit) => Some(unit),
+            Self::None | Self::Scope { .. } => None,
+        }
+    }
+
+    /// The number of the operation that made it among those of its unit; 0 if there is none.
+    pub fn operation(&self) -> u32 {
+        match self {
+            Self::Scope { operation, .. } => *operation,
+            Self::None | Self::Unit(_) => 0,
+        }
+    }
 }
 
 /// The tensor of a node, and how it comes back. Recipes and copies are dropped outside of the
@@ -64,11 +118,11 @@ pub(crate) struct Recorded<B: Backend> {
 
 impl<B: Backend> State<B> {
     #[inline]
-    pub fn new(content: Content<B>, region: Option<Arc<Region>>) -> Self {
+    pub fn new(content: Content<B>, home: Home) -> Self {
         Self {
             content,
             locks: 0,
-            region,
+            home,
             feeds_inner_scope: false,
         }
     }

@@ -55,12 +55,16 @@ pub(crate) trait AnyEntry: Send + Sync {
     fn sources(&self, search: u32, evicted: &mut Vec<Arc<dyn AnyEntry>>);
     /// Whether the scope that evicts it is this one.
     fn is_of_region(&self, region: &Arc<Region>) -> bool;
-    /// Has this scope evict it.
-    fn move_to(&self, region: &Arc<Region>);
+    /// Has this scope evict it, that of the next unit.
+    fn move_to(&self, next: &Arc<Region>);
     /// The managed tensors that it is computed from, if it has a recipe.
     fn inputs(&self) -> Vec<Arc<dyn AnyEntry>>;
     /// Whether it is a parameter of a unit.
     fn is_of_unit(&self, unit: &Arc<Unit>) -> bool;
+    /// The unit that it is a parameter of.
+    fn unit(&self) -> Option<Arc<Unit>>;
+    /// Puts a parameter that is delivered into a unit. Returns whether it is delivered.
+    fn put_in_unit(&self, unit: &Arc<Unit>) -> bool;
     /// The place of a delivered tensor in the order of uploads, if it is in one.
     fn upload_place(&self) -> Option<UploadPlace>;
     /// Estimated nanoseconds to run this node's recipe alone, or to upload it.
@@ -84,8 +88,8 @@ pub(crate) struct NodeInfo {
     /// The storage is counted no more.
     pub retired: bool,
     pub op: &'static OpInfo,
-    /// Which call of the operation it is in its scope, or which operation in that of a unit.
-    pub call: u32,
+    /// The number of the operation that made it among those of its unit; 0 if there is none.
+    pub operation: u32,
     pub lineage: Lineage,
     /// When it was made.
     pub step: Step,

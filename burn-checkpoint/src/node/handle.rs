@@ -8,8 +8,9 @@ use std::thread::panicking;
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, Shape, TensorData, TensorMetadata};
 
+use crate::host::request::Named;
 use crate::node::Node;
-use crate::node::content::State;
+use crate::node::content::{Home, State};
 use crate::node::gradient::Gradient;
 use crate::node::kind::{Kind, SAME_KIND};
 use crate::node::recipe::{Saved, SavedLeaf, SavedValue};
@@ -67,10 +68,10 @@ impl<B: Backend> Managed<B> {
         let node = self.node();
         loop {
             let mut state = node.state();
-            if let Some(region) = &state.region
+            if let Home::Scope { region, operation } = &state.home
                 && let Some(unit) = &region.unit
             {
-                unit.note_use(node.meta.call);
+                unit.note_use(*operation);
             }
             let goes = if node.meta.is_delivered {
                 state.locks == 0
@@ -202,9 +203,18 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     }
 
     /// The unit that it is a parameter of.
-    #[inline]
-    pub(crate) fn unit(&self) -> Option<&Arc<Unit>> {
-        self.node()?.unit.as_ref()
+    pub(crate) fn unit(&self) -> Option<Arc<Unit>> {
+        self.node()?.state().home.unit().cloned()
+    }
+
+    /// Of a parameter of a unit: what it is called, and the unit.
+    pub(crate) fn named(&self) -> Option<Named> {
+        let node = self.node()?;
+        let unit = node.state().home.unit().cloned();
+        unit.map(|unit| Named {
+            path: node.meta.op,
+            unit: Some(unit),
+        })
     }
 
     /// Whether the storage exists during uses only.

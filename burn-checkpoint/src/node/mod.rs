@@ -39,7 +39,6 @@ use crate::budget::memory::MemoryStats;
 use crate::observe::trace::{self, EventKind, Traced};
 use crate::observe::verify;
 use crate::record::clock::{Lineage, Step};
-use crate::scope::units::Unit;
 use budgeted::Budgeted;
 use content::State;
 use kind::Value;
@@ -53,8 +52,6 @@ pub(crate) struct Node<B: Backend> {
     pub storage: Storage<B>,
     /// What only a budget needs.
     pub budgeted: Option<Budgeted<B>>,
-    /// Of a parameter of a model whose units have scopes.
-    pub unit: Option<Arc<Unit>>,
     /// How many handles there are; recipes are not counted.
     users: AtomicU32,
     state: Mutex<State<B>>,
@@ -98,7 +95,6 @@ impl<B: Backend> Node<B> {
             meta,
             storage,
             budgeted,
-            unit: None,
             users: AtomicU32::new(users),
             state: Mutex::new(state),
         }
@@ -200,7 +196,7 @@ impl<B: Backend> Node<B> {
         if !own.is_branch_point()
             && recipes > 1
             && state.content.is_recorded()
-            && state.region.is_none()
+            && state.home.region().is_none()
             && self
                 .budget()
                 .is_some_and(|budget| budget.keeps_branch_points())

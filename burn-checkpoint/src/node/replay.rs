@@ -219,7 +219,7 @@ struct Plan<B: Backend> {
 
 impl<B: Backend> Plan<B> {
     fn new(target: Arc<Node<B>>) -> Self {
-        let region = target.state().region.clone();
+        let region = target.state().home.region().cloned();
         let mut plan = Self {
             start: Instant::now(),
             target,
@@ -347,7 +347,7 @@ impl<B: Backend> Plan<B> {
         }
         let target = self.region.as_ref();
         let is_around = |region| target.is_some_and(|own| own.is_within(region));
-        state.region.as_ref().is_none_or(is_around)
+        state.home.region().is_none_or(is_around)
     }
 
     fn unlock(&self, planned: &Planned<B>) {

@@ -13,7 +13,7 @@ use crate::budget::again::again;
 use crate::budget::counted::CountedBytes;
 use crate::budget::memory::MemoryStats;
 use crate::node::budgeted::Budgeted;
-use crate::node::content::{Content, State};
+use crate::node::content::{Content, Home, State};
 use crate::node::entry::Origin;
 use crate::node::extent::Extent;
 use crate::node::gradient::Gradient;
@@ -348,8 +348,8 @@ impl<B: Backend> Call<B> {
             is_delivered: false,
         };
         let storage = Storage::Own(CountedBytes::new(memory, 0));
-        let region = self.op_context.region.clone();
-        let state = State::new(Content::recorded(None, recipe), region);
+        let home = Home::of_result(self.op_context.region.clone(), 0);
+        let state = State::new(Content::recorded(None, recipe), home);
         Source::new(Arc::new(Node::new(meta, storage, budgeted, 0, state)))
     }
 
@@ -465,8 +465,9 @@ impl<B: Backend> Call<B> {
                 Some(recipe) => Content::recorded(Some(value), recipe),
             };
             let region = self.op_context.region.clone();
+            let home = Home::of_result(region, self.op_context.call);
             // It has one user: the handle that `enter` makes.
-            Node::new(meta, storage, budgeted, 1, State::new(content, region))
+            Node::new(meta, storage, budgeted, 1, State::new(content, home))
         })
     }
 

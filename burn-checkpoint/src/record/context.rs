@@ -111,10 +111,17 @@ pub(crate) struct Frame {
     pub sizes: Sizes,
 }
 
+/// The scope of a unit that has ended.
+struct EndedUnit {
+    frame: Frame,
+    /// The number of scopes around it.
+    around: usize,
+}
+
 struct Context {
     frames: Vec<Frame>,
     /// Scopes of units that have ended, and whose tensors are not decided about.
-    ended_units: Vec<Frame>,
+    ended_units: Vec<EndedUnit>,
     /// The thread's budgets, one for each guard; the newest is in force. `None` suspends budgets.
     budgets: Stack<Arc<Installed>>,
     /// The process's budget, in force if the thread has none of its own.
@@ -369,7 +376,7 @@ pub(crate) fn makes_ones(elements: usize) {
     }
     warn_if_left_out();
     if told.is_some() && FLAGS.with(|flags| flags.seeded.replace(told)) != told {
-        units::end_inside_of(0);
+        units::end_inside_of(0, &[]);
     }
 }
 
@@ -421,9 +428,9 @@ pub(crate) fn drop_scopes_inside_of(scopes: usize) {
     let dropped = CONTEXT.with_borrow_mut(|context| {
         let dropped = context.frames.split_off(scopes.min(context.frames.len()));
         context.update();
-        (dropped, std::mem::take(&mut context.ended_units))
+        dropped
     });
-    drop(dropped);
+    drop((dropped, take_ended_units(scopes)));
 }
 
 /// Whether the innermost scope is that of a unit, inside of so many scopes.
@@ -434,14 +441,27 @@ pub(crate) fn is_unit_inside_of(scopes: usize) -> bool {
     })
 }
 
-/// Keeps the scope of a unit that has ended until its tensors are decided about.
-pub(crate) fn wait_ended_unit(frame: Frame) {
-    CONTEXT.with_borrow_mut(|context| context.ended_units.push(frame));
+/// The number of open scopes.
+pub(crate) fn open_scopes() -> usize {
+    CONTEXT.with_borrow(|context| context.frames.len())
 }
 
-/// Takes out the scopes of units that have ended.
-pub(crate) fn take_ended_units() -> Vec<Frame> {
-    CONTEXT.with_borrow_mut(|context| std::mem::take(&mut context.ended_units))
+/// Keeps the scope of a unit that has ended inside of so many scopes, until its tensors are decided
+/// about.
+pub(crate) fn wait_ended_unit(frame: Frame, around: usize) {
+    CONTEXT.with_borrow_mut(|context| context.ended_units.push(EndedUnit { frame, around }));
+}
+
+/// Takes out the scopes of units that have ended inside of so many scopes.
+pub(crate) fn take_ended_units(scopes: usize) -> Vec<Frame> {
+    let ended = CONTEXT.with_borrow_mut(|context| {
+        let is_inside = |ended: &mut EndedUnit| ended.around >= scopes;
+        context
+            .ended_units
+            .extract_if(.., is_inside)
+            .collect::<Vec<_>>()
+    });
+    ended.into_iter().map(|ended| ended.frame).collect()
 }
 
 /// Adds a tensor to the innermost scope, if one is open, and the bytes of a storage of its own.

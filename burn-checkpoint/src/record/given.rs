@@ -9,7 +9,7 @@ use burn_backend::{Backend, DType, DeviceOps, Shape, TensorMetadata};
 use crate::budget::counted::CountedBytes;
 use crate::host::ahead::Version;
 use crate::host::request::{DELIVERED, Named, Request};
-use crate::node::content::{Content, State};
+use crate::node::content::{Content, Home, State};
 use crate::node::extent::Extent;
 use crate::node::handle::{Handle, Managed};
 use crate::node::kind::{Kind, Value};
@@ -21,6 +21,7 @@ use crate::node::{Node, Storage};
 use crate::record::op::OpInfo;
 use crate::record::work::Work;
 use crate::record::{clock, context};
+use crate::scope::units::Unit;
 
 /// A parameter with a name. It is not counted, as other parameters are not.
 pub(crate) fn parameter<B: Backend>(named: Named, value: Value<B>) -> Managed<B> {
@@ -41,9 +42,8 @@ pub(crate) fn parameter<B: Backend>(named: Named, value: Value<B>) -> Managed<B>
         is_delivered: false,
     };
     let storage = Storage::Own(CountedBytes::resident(memory, 0));
-    let state = State::new(Content::Kept(value), None);
-    let mut node = Node::new(meta, storage, None, 1, state);
-    node.unit = named.unit;
+    let state = State::new(Content::Kept(value), Home::of_parameter(named.unit));
+    let node = Node::new(meta, storage, None, 1, state);
     Managed::first(Source::new(Arc::new(node)))
 }
 
@@ -55,6 +55,7 @@ pub(crate) fn delivered<B: Backend>(request: Request, device: &Device<B>) -> Man
         device: device.clone(),
         contiguous: true,
         viewed: None,
+        unit: None,
     };
     let (device, place) = (device.clone(), request.place.clone());
     let upload = Arc::new(Upload { request, device });
@@ -76,6 +77,7 @@ pub(crate) fn in_type<B: Backend>(node: &Node<B>, dtype: DType) -> Option<Manage
         device: meta.device.clone(),
         contiguous: meta.contiguous,
         viewed,
+        unit: node.state().home.unit().cloned(),
     };
     Some(derived(meta.op, promised, recipe))
 }
@@ -89,6 +91,8 @@ pub(crate) struct Promised<B: Backend> {
     contiguous: bool,
     /// The managed tensor that it is computed from.
     viewed: Option<Source<B>>,
+    /// The unit of the parameter that it is a view or a cast of.
+    unit: Option<Arc<Unit>>,
 }
 
 impl<B: Backend> Promised<B> {
@@ -110,6 +114,7 @@ impl<B: Backend> Promised<B> {
                 Handle::Resident(..) => None,
                 Handle::Managed(managed) => Some(managed.source()),
             },
+            unit: handle.unit(),
         }
     }
 }
@@ -144,6 +149,12 @@ pub(crate) fn derived<B: Backend>(
         value: None,
         recipe,
     };
-    let node = Node::new(meta, storage, None, 1, State::new(content, None));
+    let node = Node::new(
+        meta,
+        storage,
+        None,
+        1,
+        State::new(content, Home::of_parameter(promised.unit)),
+    );
     Managed::first(Source::new(Arc::new(node)))
 }

@@ -123,7 +123,7 @@ impl<B: Backend> Call<B> {
             own.last_used
                 .store(self.op_context.number, Ordering::Relaxed);
         }
-        if let (Some(own), Some(user)) = (&state.region, &self.op_context.region)
+        if let (Some(own), Some(user)) = (state.home.region(), &self.op_context.region)
             && !Arc::ptr_eq(user, own)
         {
             state.feeds_inner_scope |= user.is_within(own);

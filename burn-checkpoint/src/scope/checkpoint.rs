@@ -210,7 +210,7 @@ fn run<R>(
             );
         });
     }
-    units::end_inside_of(around + 1);
+    units::end_inside_of(around + 1, &kept);
     scope.is_open = false;
     if let Some(frame) = context::pop() {
         end(frame, kept);

@@ -8,18 +8,16 @@ use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
-use burn_backend::TensorMetadata;
-use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::{Device, FloatTensor};
-use burn_decorator::cell::with_value;
 use burn_decorator::module::map_floats;
 use burn_decorator::{gradient, repeated_block};
 
 use crate::MemoryBudget;
 use crate::error::RematError;
-use crate::host::request::{NAMED, Named};
+use crate::host::request::Named;
 use crate::record::context;
 use crate::record::op::OpInfo;
+use crate::scope::parameter_unit::{self, Put};
 use crate::scope::units::{self, Programs, Unit};
 
 /// Makes a [scope](crate::checkpoint) of every repeated block of a model, such as `blocks.0` or
@@ -31,22 +29,31 @@ use crate::scope::units::{self, Programs, Unit};
 /// found by its uses.
 ///
 /// The model that is returned has the same parameters, as new leaves. An optimizer makes new ones in
-/// each update, so [`wrap`](CheckpointedUnits::wrap) the optimizer. Parameters that anything else
-/// makes are in no unit until [`mark`](CheckpointedUnits::mark): those of a record that was loaded,
-/// and those of a step that burn-amp's `Detection::Deferred` may have undone. A block of which no
-/// parameter is in a unit belongs to the block before.
+/// each update, so [`wrap`](CheckpointedUnits::wrap) the optimizer, inside of a loss scaler. Those of
+/// burn-zero, over ranks and on the host, keep parameters in their units by themselves. Parameters
+/// that anything else makes, such as those of a record that was loaded, are in no unit until
+/// [`mark`](CheckpointedUnits::mark). A block of which no parameter is in a unit belongs to the block
+/// before.
+///
+/// # Over ranks
+///
+/// At every stage, also with parameters in host memory: call this before the ranks prepare the
+/// model. Afterwards it works too, but stage 2 reduces the gradients of the first step in the step,
+/// not in backward. Clones of the model, such as those of ranks that are threads, share the units.
 ///
 /// # Cost
 ///
 /// That of [`checkpoint`](crate::checkpoint) around each block. In the first step the first block of
 /// each kind stays in memory until the next block is over, and a tensor of it that a later part of
-/// the model uses beyond the next block is computed again once. Two small allocations for each
+/// the model uses beyond the next block is computed again once. Each thread learns this by itself.
+/// Two small allocations for each
 /// parameter and update.
 ///
 /// # Limits
 ///
 /// - What a block computes before it uses a parameter belongs to the block before.
-/// - A block that is called several times in a row is one scope.
+/// - A block that is called several times in a row is one scope. One whose code begins with a scope
+///   of its own is two, as that begins first.
 /// - The last block of a model in which no parameter comes after it ends with the backward pass, and
 ///   without one, as in validation, with the next use of a parameter in a unit on this thread.
 /// - A parameter that the model holds under two paths becomes two leaves with the same values, as it
@@ -57,10 +64,8 @@ use crate::scope::units::{self, Programs, Unit};
 /// # Errors
 ///
 /// - [`RematError::NoRepeatedBlocks`] if fewer than two blocks are found by the paths.
-/// - [`RematError::UnitsNotSeen`] if `B` has no [`Remat`](crate::Remat) in it, or a parameter is
-///   [delivered](crate::delivered()), as those in host memory are.
+/// - [`RematError::UnitsNotSeen`] if `B` has no [`Remat`](crate::Remat) in it.
 /// - [`RematError::UnitsHidden`] if casts of parameters are kept above `Remat`.
-/// - [`RematError::UnitsOverRanks`] if `B` is over ranks.
 /// - [`RematError::BackwardNotTold`] if `B` does not tell its backward passes.
 ///
 /// ```
@@ -126,10 +131,6 @@ pub fn checkpoint_units_by<B: AutodiffBackend, M: AutodiffModule<B>>(
 ) -> Result<(M, CheckpointedUnits), RematError> {
     let device = model.devices().into_iter().next().unwrap_or_default();
     let backend = B::name(&device);
-    // The name of burn-zero's `Sharded`, which this crate does not know.
-    if backend.contains("sharded<") {
-        return Err(RematError::UnitsOverRanks { backend });
-    }
     // The cast of a weight that burn-amp's `CastCache` keeps is no use of the weight.
     if backend.contains("cast-cache<remat") {
         return Err(RematError::UnitsHidden { backend });
@@ -142,11 +143,11 @@ pub fn checkpoint_units_by<B: AutodiffBackend, M: AutodiffModule<B>>(
         let unit = by_name
             .entry(name.clone())
             .or_insert_with(|| Unit::new(name, programs.clone()));
-        let parameter = Parameter {
+        let named = Named {
             path: OpInfo::parameter(path),
-            unit: unit.clone(),
+            unit: Some(unit.clone()),
         };
-        parameters.insert(path.to_owned(), parameter);
+        parameters.insert(path.to_owned(), named);
     });
     let blocks = by_name.keys().filter(|name| !name.is_empty()).count();
     if blocks < 2 {
@@ -165,7 +166,8 @@ pub fn checkpoint_units_by<B: AutodiffBackend, M: AutodiffModule<B>>(
     if let Some(parameter) = unseen {
         return Err(RematError::UnitsNotSeen { backend, parameter });
     }
-    if !is_told::<B>(&device) {
+    // burn-zero's `Sharded` tells its passes, and over ranks a pass is a collective.
+    if !backend.contains("sharded<") && !is_told::<B>(&device) {
         return Err(RematError::BackwardNotTold { backend });
     }
     Ok((model, units))
@@ -185,13 +187,7 @@ fn is_told<B: AutodiffBackend>(device: &Device<B>) -> bool {
 #[derive(Clone)]
 pub struct CheckpointedUnits {
     /// By path.
-    parameters: Arc<BTreeMap<String, Parameter>>,
-}
-
-/// A parameter and its unit.
-struct Parameter {
-    path: &'static OpInfo,
-    unit: Arc<Unit>,
+    parameters: Arc<BTreeMap<String, Named>>,
 }
 
 impl fmt::Debug for CheckpointedUnits {
@@ -205,7 +201,8 @@ impl fmt::Debug for CheckpointedUnits {
 impl CheckpointedUnits {
     /// The names of the units that have scopes.
     pub fn names(&self) -> Vec<&str> {
-        let of_parameters = self.parameters.values().map(|it| it.unit.name());
+        let units = self.parameters.values().filter_map(|it| it.unit.as_ref());
+        let of_parameters = units.map(|unit| unit.name());
         let mut names: Vec<_> = of_parameters.filter(|name| !name.is_empty()).collect();
         names.sort_unstable();
         names.dedup();
@@ -213,7 +210,7 @@ impl CheckpointedUnits {
     }
 
     /// The optimizer, whose updated parameters are in their units again. It goes where the
-    /// optimizer went: inside of clipping and accumulation, also in an `Update`.
+    /// optimizer went: inside of a loss scaler, clipping and accumulation, also in an `Update`.
     pub fn wrap<O>(&self, optimizer: O) -> UnitsOptimizer<O> {
         UnitsOptimizer {
             inner: optimizer,
@@ -241,28 +238,16 @@ impl CheckpointedUnits {
         model: M,
         mut unseen: impl FnMut(&str),
     ) -> M {
-        units::end_inside_of(0);
+        units::end_inside_of(0, &[]);
         map_floats(model, |path, _, value: FloatTensor<B>| {
-            let Some(parameter) = self.parameters.get(path) else {
+            let Some(named) = self.parameters.get(path) else {
                 return value;
             };
-            let nodes = context::collecting(|| drop(value.shape()));
-            if nodes.iter().any(|node| node.is_of_unit(&parameter.unit)) {
-                return value;
-            }
-            let named = Named {
-                path: parameter.path,
-                unit: Some(parameter.unit.clone()),
-            };
-            let requires_grad = B::float_is_require_grad(&value);
-            let value = B::inner(value);
-            let device = B::InnerBackend::float_device(&value);
-            let again = || B::InnerBackend::float_to_device(value, &device);
-            let (value, not_taken) = with_value(&NAMED, named, again);
-            if not_taken.is_some() {
+            let Put { version, is_seen } = parameter_unit::put::<B>(named, value);
+            if !is_seen {
                 unseen(path);
             }
-            B::float_set_require_grad(B::from_inner(value), requires_grad)
+            version
         })
     }
 }

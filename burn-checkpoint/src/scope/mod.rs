@@ -5,14 +5,15 @@
 //!   policy.
 //! - `outputs.rs` and `listed_tensors.rs`: which tensors a scope returns.
 //! - `sequential.rs` and `module.rs`: scopes for lists of blocks and for modules.
-//! - `units.rs` and `checkpoint_units.rs`: scopes that begin and end by themselves, for models that
-//!   cannot be edited.
+//! - `units.rs`, `checkpoint_units.rs` and `parameter_unit.rs`: scopes that begin and end by
+//!   themselves, for models that cannot be edited.
 
 pub(crate) mod checkpoint;
 pub(crate) mod checkpoint_units;
 pub(crate) mod listed_tensors;
 pub(crate) mod module;
 pub(crate) mod outputs;
+pub(crate) mod parameter_unit;
 pub(crate) mod policy;
 pub(crate) mod region;
 pub(crate) mod sequential;

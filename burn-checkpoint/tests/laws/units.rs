@@ -10,7 +10,7 @@ use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::ops::FloatTensor;
 use burn::tensor::{Distribution, Tensor, TensorPrimitive};
-use burn_amp::{Autocast, Off};
+use burn_amp::{Autocast, Detection, GradScaler, GradScalerConfig, Off};
 use burn_checkpoint::{
     MemoryBudget, Remat, RematError, RematStats, Verify, checkpoint, checkpoint_units,
     checkpoint_units_by,
@@ -19,6 +19,7 @@ use burn_decorator::module::{AnyTensor, for_each_float};
 use burn_flex::Flex;
 
 use crate::models::{Around, Bare, Mlp, Model, generator, parameters};
+use pairs::Pairs;
 use stranger::{Residual, Stranger, Transformer};
 
 type Told = Autocast<Autodiff<Remat<Flex>>, Off>;
@@ -385,6 +386,172 @@ fn results_that_a_program_reads_after_backward_stay_from_the_next_step_on() {
     };
     let replayed: Vec<u64> = (0..3).map(replayed).collect();
     assert_eq!(replayed[1..], [0, 0], "{replayed:?}");
+}
+
+/// Blocks that hand over two tensors, and use those of the block before in several ways.
+mod pairs {
+    use burn::module::Module;
+    use burn::nn::{Linear, LinearConfig};
+    use burn::tensor::Tensor;
+    use burn::tensor::activation::gelu;
+    use burn::tensor::backend::Backend;
+    use burn_checkpoint::{Outputs, checkpoint};
+
+    #[derive(Module, Debug)]
+    struct Block<B: Backend> {
+        up: Linear<B>,
+        down: Linear<B>,
+    }
+
+    #[derive(Module, Debug)]
+    pub struct Pairs<B: Backend> {
+        blocks: Vec<Block<B>>,
+        head: Linear<B>,
+    }
+
+    type Pair<B> = (Tensor<B, 2>, Tensor<B, 2>);
+
+    /// How the blocks are written.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub enum Style {
+        /// The head uses what no block uses of the one before, by the operation that ends the block.
+        OtherUse,
+        /// A scope of the author's begins a block.
+        ScopeFirst,
+        /// A scope of the author's is in the middle of a block, which uses what it got after it.
+        ScopeInside,
+        /// What a block computes before it uses a parameter is used after it.
+        Early,
+    }
+
+    pub const STYLES: [Style; 4] = [
+        Style::OtherUse,
+        Style::ScopeFirst,
+        Style::ScopeInside,
+        Style::Early,
+    ];
+
+    impl<B: Backend> Block<B> {
+        fn forward(&self, style: Style, (x, other): Pair<B>) -> Pair<B> {
+            match style {
+                Style::OtherUse => {
+                    let y = self.down.forward(gelu(self.up.forward(x)));
+                    (gelu(y.clone()), y)
+                }
+                Style::ScopeFirst => {
+                    let y = checkpoint(|| gelu(self.up.forward(x.clone())));
+                    (x + self.down.forward(y), other)
+                }
+                Style::ScopeInside => {
+                    let y = self.up.forward(x.clone());
+                    let y = checkpoint(|| self.down.forward(gelu(y)));
+                    (x + y.clone() + other, y.tanh())
+                }
+                Style::Early => {
+                    let early = x.clone().tanh();
+                    let y = gelu(self.up.forward(early.clone()));
+                    (x + self.down.forward(y), other + early)
+                }
+            }
+        }
+    }
+
+    impl<B: Backend> Pairs<B> {
+        pub fn new(device: &B::Device) -> Self {
+            let block = |_| Block {
+                up: LinearConfig::new(16, 64).with_bias(false).init(device),
+                down: LinearConfig::new(64, 16).with_bias(false).init(device),
+            };
+            Self {
+                blocks: (0..4).map(block).collect(),
+                head: LinearConfig::new(16, 4).with_bias(false).init(device),
+            }
+        }
+
+        pub fn forward(&self, style: Style, x: Tensor<B, 2>, by_hand: bool) -> Tensor<B, 2> {
+            fn around<R: Outputs>(by_hand: bool, block: impl FnOnce() -> R) -> R {
+                if by_hand { checkpoint(block) } else { block() }
+            }
+            let pair = (x.clone(), x);
+            let (x, other) = self.blocks.iter().fold(pair, |pair, block| {
+                around(by_hand, || block.forward(style, pair))
+            });
+            match style {
+                Style::OtherUse => self.head.forward(other),
+                _ => self.head.forward(x + other),
+            }
+        }
+    }
+}
+
+/// What is computed again in the forward and in the backward pass of a model with scopes.
+#[derive(Debug, PartialEq)]
+struct Again {
+    forward: u64,
+    backward: u64,
+}
+
+fn again(model: &Pairs<Told>, style: pairs::Style, by_hand: bool) -> (Again, Vec<u8>) {
+    let replayed = || RematStats::of_thread().replayed_operations;
+    let x = Tensor::<Told, 1, burn::tensor::Int>::arange(0..32 * 16, &Default::default());
+    let x = (x.float() * 0.37).sin().reshape([32, 16]).require_grad();
+    let before = replayed();
+    let output = model.forward(style, x.clone(), by_hand);
+    let forward = replayed() - before;
+    let gradients = output.powi_scalar(2).mean().backward();
+    let backward = replayed() - before - forward;
+    let gradient = x.grad(&gradients).expect("it is used").into_data();
+    (Again { forward, backward }, gradient.as_bytes().to_vec())
+}
+
+#[test]
+fn units_compute_again_what_scopes_by_hand_do_however_blocks_are_written() {
+    let _generator = generator();
+    for style in pairs::STYLES {
+        let model = Pairs::<Told>::new(&Default::default());
+        let (by_hand, expected) = again(&model, style, true);
+        let (model, _units) = checkpoint_units(model).expect("blocks");
+        for pass in 0..3 {
+            let (found, bits) = again(&model, style, false);
+            assert!(bits == expected, "{style:?}, pass {pass}: other bits");
+            // What is used late is known from the second pass on.
+            if pass > 0 || style != pairs::Style::Early {
+                assert_eq!(found.forward, 0, "{style:?}, pass {pass}");
+            }
+            if pass > 0 {
+                let most = by_hand.backward;
+                assert!(
+                    found.backward <= most,
+                    "{style:?}, pass {pass}: {found:?}, {by_hand:?}"
+                );
+            }
+        }
+    }
+}
+
+/// A step that is undone selects the parameters from before it.
+#[test]
+fn parameters_of_a_deferred_loss_scaler_are_in_their_units() {
+    let _generator = generator();
+    let device = Default::default();
+    let (mut model, units) = checkpoint_units(Mlp::<Told>::new(&device)).expect("blocks");
+    let scaler = GradScaler::new(&GradScalerConfig::default()).expect("valid");
+    let scaler = scaler.with_detection(Detection::Deferred);
+    let mut optimizer = scaler.wrap(units.wrap(SgdConfig::new().init()));
+    let mut replayed = Vec::new();
+    for step in 0..4 {
+        let before = RematStats::of_thread().replayed_operations;
+        let loss = model.loss(&Bare, &device);
+        // The second step overflows.
+        let loss = if step == 1 { loss * f32::MAX } else { loss };
+        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+        replayed.push(RematStats::of_thread().replayed_operations - before);
+        model = optimizer.step(0.01, model, gradients);
+    }
+    assert_eq!(scaler.skipped_steps(), 1);
+    // What blocks hand over is known from the second step on.
+    assert!(replayed[1] > 0);
+    assert_eq!(replayed[1..], [replayed[1]; 3]);
 }
 
 /// A budget that is in force before must not take anything of `checkpoint_units` for a step.

@@ -255,13 +255,15 @@ where
         };
         let (id, old, mapper) = param.consume();
         let requires_grad = old.is_require_grad();
-        let residence = Residence::of::<B>(&old.clone().into_primitive().tensor());
+        let old = old.into_primitive().tensor();
+        let (residence, unit) = (Residence::of::<B>(&old), ParameterUnit::of::<B>(&old));
         drop(old);
         let data = (self.update)(id);
         if STEP.with_borrow(Option::is_some) {
             return leave_on_host(id, data, &device, requires_grad);
         }
         let new = NewValue::Host(data).into_tensor::<B>(&residence, &device);
+        let new = unit.put::<B>(new);
         let new = B::float_set_require_grad(new, requires_grad);
         if let Some(node) = leaf_node::<B>(&new) {
             self.leaves.insert(id, node);

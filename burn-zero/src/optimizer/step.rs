@@ -11,6 +11,7 @@ use burn::optim::{GradientsParams, LearningRate};
 use burn::tensor::{Shape, Tensor, TensorPrimitive};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend, FloatDType, Slice, TensorData, TensorMetadata};
+use burn_checkpoint::ParameterUnit;
 use burn_decorator::{HostRead, end_uploads, gradient};
 use burn_ranks::ProcessGroup;
 
@@ -278,6 +279,7 @@ impl Sharding {
                 residence => residence,
             };
             let leaf = value.into_tensor::<B>(&residence, &B::float_device(&old));
+            let leaf = ParameterUnit::of::<B>(&old).put::<B>(leaf);
             let leaf = B::float_set_require_grad(leaf, true);
             self.leaves.remove(&index);
             if on_host.contains(&index)

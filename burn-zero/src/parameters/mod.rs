@@ -14,7 +14,8 @@ use burn::tensor::{
 };
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_checkpoint::{
-    Delivery, RematError, UploadOrder, UploadPlace, delivered_in_order, is_delivered, upload_place,
+    Delivery, ParameterUnit, RematError, UploadOrder, UploadPlace, delivered_in_order,
+    is_delivered, upload_place,
 };
 use burn_decorator::{shared, upload};
 
@@ -187,6 +188,8 @@ where
         let Some(mut leaf) = made else {
             return Param::from_mapped_value(id, float(old), mapper);
         };
+        let unit = ParameterUnit::of::<B>(&old);
+        leaf = unit.put::<B>(leaf);
         if trained {
             leaf = B::float_set_require_grad(leaf, true);
             self.made.insert(id, leaf.clone());
@@ -196,8 +199,10 @@ where
         Param::from_mapped_value(id, float(leaf), mapper).load_mapper(move |loaded| {
             match loading.on_load(loaded).into_primitive() {
                 TensorPrimitive::Float(loaded) => float(
-                    moved::<B>(loaded, None, &place)
-                        .expect("a tensor of this backend was moved before"),
+                    unit.put::<B>(
+                        moved::<B>(loaded, None, &place)
+                            .expect("a tensor of this backend was moved before"),
+                    ),
                 ),
                 loaded => Tensor::from_primitive(loaded),
             }
@@ -322,12 +327,16 @@ impl<I: Backend> NewValue<I> {
     }
 }
 
-/// A tensor of `data` in the memory and the type of `old`.
-pub(crate) fn in_place_of<B: Backend>(old: &FloatTensor<B>, data: TensorData) -> FloatTensor<B> {
+/// A tensor of `data` in the memory, the type and the unit of `old`.
+pub(crate) fn in_place_of<B: AutodiffBackend>(
+    old: &FloatTensor<B>,
+    data: TensorData,
+) -> FloatTensor<B> {
     let (device, dtype) = (B::float_device(old), old.dtype());
-    match Residence::of::<B>(old) {
+    let new = match Residence::of::<B>(old) {
         Residence::Host(place) => on_host::<B>(data.convert_dtype(dtype), &device, &place)
             .expect("the backend of a tensor in host memory has a `Remat`"),
         Residence::Device => <Float as BasicOps<B>>::from_data(data, &device, dtype).tensor(),
-    }
+    };
+    ParameterUnit::of::<B>(old).put::<B>(new)
 }

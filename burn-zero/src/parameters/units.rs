@@ -8,7 +8,7 @@ use burn::module::{AutodiffModule, ParamId};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, TensorData, TensorMetadata};
 use burn_backend::tensor::FloatTensor;
-use burn_checkpoint::{UploadOrder, UploadPlace};
+use burn_checkpoint::{ParameterUnit, UploadOrder, UploadPlace};
 use burn_decorator::module::{for_each_float, map_floats};
 use burn_decorator::{UseOrder, shared};
 use burn_ranks::shard::Bucket;
@@ -184,7 +184,7 @@ impl Units {
     }
 
     /// The module with its sharded parameters replaced by `each`, which gets a position and the old
-    /// leaf; the new leaf is trained if the old one is. A trained parameter that the module holds
+    /// leaf; the new leaf is trained, and in a unit that has a scope, if the old one is. A trained parameter that the module holds
     /// twice stays one leaf.
     pub(super) fn map<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
@@ -198,7 +198,8 @@ impl Units {
                 return old;
             };
             let leaf = made.entry(parameter).or_insert_with(|| {
-                let leaf = each(parameter, &old);
+                let unit = ParameterUnit::of::<B>(&old);
+                let leaf = unit.put::<B>(each(parameter, &old));
                 if B::float_is_require_grad(&old) {
                     B::float_set_require_grad(leaf, true)
                 } else {

@@ -8,7 +8,6 @@ use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsParams, MuonConfig, Optimizer, SgdConfig};
 use burn::prelude::*;
 use burn_accum::ClipGlobalNorm;
-use burn_checkpoint::{RematError, checkpoint_units};
 use burn_flex::Flex;
 use burn_zero::{
     Memory, ParameterShards, Partition, Stage, ZeroError, ZeroOptimizer, ZeroOptimizerError,
@@ -370,15 +369,4 @@ fn state_of_other_parameters_is_refused() {
         assert!(refused.contains("make a new ZeroOptimizer"), "{refused}");
         assert_eq!(again(|| SgdConfig::new().init(), world_size), None);
     }
-}
-
-/// A reduction knows the leaves that it has made itself.
-#[test]
-fn scopes_of_units_are_refused_over_ranks() {
-    let net = Net::<B>::new(&Default::default());
-    let error = checkpoint_units(net).expect_err("over ranks");
-    assert!(
-        matches!(error, RematError::UnitsOverRanks { .. }),
-        "{error}"
-    );
 }

@@ -242,6 +242,11 @@ impl Options {
                 width.next_multiple_of(heads)
             )));
         }
+        let layers = self.workload().layers;
+        let refused = |setting: &Setting| setting.checkpoint.refused_of(layers);
+        if let Some(reason) = self.settings.iter().find_map(refused) {
+            return Err(BenchError::Options(reason));
+        }
         let percent =
             |setting: &&Setting| matches!(setting.checkpoint, Checkpoint::BudgetPercent(_));
         if let (Some(limit), Some(setting)) = (self.fit, self.settings.iter().find(percent)) {
@@ -373,6 +378,10 @@ mod tests {
         for (arguments, reason) in [
             ("--steps 0", "0 is not in 1.."),
             ("--settings fp8", "f16-sync, f16-deferred, what becomes"),
+            (
+                "--settings units --layers 1",
+                "two blocks or more: --layers is 1",
+            ),
             (
                 "--fit 300 --settings bare,budget=40%",
                 "--fit 300 cannot be with budget=40%",

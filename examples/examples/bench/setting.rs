@@ -148,6 +148,7 @@ mod tests {
             "balanced",
             "off",
             "block",
+            "units",
             "budget=40%",
             "bf16+block",
             "f16-sync+budget=300",

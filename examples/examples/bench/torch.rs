@@ -28,7 +28,7 @@ pub fn name(setting: Setting) -> Option<String> {
     };
     match setting.checkpoint {
         Checkpoint::None => Some(precision.to_owned()),
-        Checkpoint::BudgetMib(_) | Checkpoint::BudgetPercent(_) => None,
+        Checkpoint::Units | Checkpoint::BudgetMib(_) | Checkpoint::BudgetPercent(_) => None,
         checkpoint => Some(format!("{precision}+{checkpoint}")),
     }
 }

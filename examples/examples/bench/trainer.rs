@@ -10,7 +10,8 @@ use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::Interrupter;
 use burn_amp::{AmpConfig, AmpError, GradScaler};
-use burn_checkpoint::{InstalledBudget, MemoryBudget, RematStats};
+use burn_checkpoint::{CheckpointedUnits, InstalledBudget, MemoryBudget, RematStats};
+use burn_decorator::gradient;
 
 use super::apart::Apart;
 use super::memory::{Watched, watch};
@@ -162,6 +163,8 @@ struct Trainer<B: AutodiffBackend, O> {
     /// updating in place.
     model: Option<Gpt<B>>,
     optimizer: O,
+    /// Those that have scopes.
+    units: Option<CheckpointedUnits>,
     batch: TokenBatch<B>,
     device: B::Device,
     backend: BackendName,
@@ -193,7 +196,10 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Trainer<B, O> {
         } = task;
         B::seed(device, *seed);
         let model = workload.model().with_checkpoint(setting.checkpoint);
-        let model = model.init(device);
+        let model = setting
+            .checkpoint
+            .with_units::<B, Gpt<B>>(model.init(device));
+        let (model, units) = model.expect("a workload has blocks, and a stack that sees them");
         let batch = batch(workload, *seed, device);
         // Lazy backends draw late. Wait for the draw before the next setting sets the seed that all
         // threads share.
@@ -201,6 +207,7 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Trainer<B, O> {
         Self {
             model: Some(model),
             optimizer,
+            units,
             batch,
             device: device.clone(),
             backend: *backend,
@@ -208,6 +215,14 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Trainer<B, O> {
             // Memory from before is not counted.
             budget: setting.checkpoint.budget().map(MemoryBudget::install),
             is_first: true,
+        }
+    }
+
+    fn update(&mut self, model: Gpt<B>, gradients: GradientsParams) -> Gpt<B> {
+        let mut step = || self.optimizer.step(LEARNING_RATE, model, gradients);
+        match &self.units {
+            None => step(),
+            Some(units) => units.mark(gradient::update(step)),
         }
     }
 
@@ -221,7 +236,7 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Trainer<B, O> {
         let gradients = GradientsParams::from_grads(loss.backward(), &model);
         let loss = loss.inner();
         let seen = look(&model, &gradients);
-        self.model = Some(self.optimizer.step(LEARNING_RATE, model, gradients));
+        self.model = Some(self.update(model, gradients));
         let loss = loss.into_scalar().elem();
         B::sync(&self.device).expect("the device finishes the step");
         if std::mem::take(&mut self.is_first) && self.budget.is_some() {

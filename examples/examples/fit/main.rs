@@ -489,6 +489,7 @@ pub fn code(setting: &Setting) -> String {
     let mut lines = vec![format!("type B = {backend};")];
     match setting.checkpoint {
         Checkpoint::Block => lines.push("checkpoint(|| block.forward(x))".into()),
+        Checkpoint::Units => lines.push("let (model, _) = checkpoint_units(model)?;".into()),
         Checkpoint::KeepCompute => {
             lines.push("checkpoint_with(Policy::KeepCompute, || block.forward(x))".into());
         }

@@ -111,6 +111,7 @@ impl<B: AutodiffBackend> RankTraining<'_, B> {
         let config = self.options.config();
         let mut updates = self.updates(&config)?;
         let model = self.placed_model(config.zero.offload_param);
+        let (model, _) = self.options.memory.checkpoint.with_units::<B, _>(model)?;
         let parameters = model.trained_parameters();
         if self.is_first() {
             self.announce(parameters, model.config().parameters());

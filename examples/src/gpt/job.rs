@@ -76,13 +76,23 @@ impl Job {
 
     /// The model of the options, its parameters where this job has them. In host memory they are
     /// drawn one at a time.
-    pub fn model<B: AutodiffBackend>(&self, options: &Options, device: &B::Device) -> Gpt<B> {
+    ///
+    /// # Errors
+    ///
+    /// [`TrainingError::Units`].
+    pub fn model<B: AutodiffBackend>(
+        &self,
+        options: &Options,
+        device: &B::Device,
+    ) -> Result<Gpt<B>, TrainingError> {
         let model = options.model();
-        match self.config.zero.offload_param {
+        let model = match self.config.zero.offload_param {
             Memory::Device => model.init(device),
             Memory::Host => offload_parameters::<B, _>(model.undrawn(device))
                 .expect("the backend that trains has a `Remat`"),
-        }
+        };
+        let (model, _) = options.memory.checkpoint.with_units::<B, _>(model)?;
+        Ok(model)
     }
 
     /// The learning rate of each update: a linear warm-up, times a cosine down to a tenth.

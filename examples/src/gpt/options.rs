@@ -125,6 +125,9 @@ impl Options {
                 width.next_multiple_of(heads)
             ));
         }
+        if let Some(reason) = self.memory.checkpoint.refused_of(self.layers) {
+            return refused(format!("--checkpoint {reason}"));
+        }
         match self.warmup {
             Some(warmup) if warmup > self.steps => refused(format!(
                 "--warmup {warmup} is longer than the training: --steps is {}",

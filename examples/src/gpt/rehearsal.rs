@@ -48,7 +48,8 @@ fn rehearsal<B: AutodiffBackend>(
     config.zero.batch = batch;
     let alone = Arc::new(SingleRank::new());
     let mut update = Update::from_deepspeed(&config, alone).expect(CHECKED);
-    let model = update.prepare(job.model::<B>(options, device));
+    let model = job.model::<B>(options, device).expect(CHECKED);
+    let model = update.prepare(model);
     rehearse(model.expect(CHECKED), update, || {
         begins(budget.as_ref());
         TokenBatch {

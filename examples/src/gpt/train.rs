@@ -67,7 +67,7 @@ pub fn train<B: AutodiffBackend>(
     B::seed(&device, options.seed);
     let run = Run {
         // Drawn once for the ranks of this process, which share its generator of random numbers.
-        model: Mutex::new(job.model::<B>(options, &device)),
+        model: Mutex::new(job.model::<B>(options, &device)?),
         options,
         job,
         found,

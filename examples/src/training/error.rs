@@ -26,6 +26,10 @@ pub enum TrainingError {
     #[error(transparent)]
     Windows(#[from] burn_accum::AccumError),
 
+    /// The model's blocks cannot have scopes of their own.
+    #[error("--checkpoint units: {0}")]
+    Units(#[from] burn_checkpoint::RematError),
+
     /// A file or directory that cannot be read or written.
     #[error(transparent)]
     Io(#[from] io::Error),

@@ -18,8 +18,8 @@ pub struct MemoryOptions {
     #[arg(long, value_enum)]
     pub amp: Option<Amp>,
 
-    /// What becomes of activations until backward: none, block, keep-compute, offload, budget=MIB
-    /// or budget=40%
+    /// What becomes of activations until backward: none, block, units, keep-compute, offload,
+    /// budget=MIB or budget=40%
     #[arg(long, value_name = "HOW", default_value_t = Checkpoint::None)]
     pub checkpoint: Checkpoint,
 

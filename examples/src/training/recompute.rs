@@ -3,7 +3,12 @@
 use std::fmt;
 use std::str::FromStr;
 
-use burn_checkpoint::{MemoryBudget, Outputs, Policy, checkpoint_labelled};
+use burn::module::AutodiffModule;
+use burn::tensor::backend::AutodiffBackend;
+use burn_checkpoint::{
+    CheckpointedUnits, MemoryBudget, Outputs, Policy, RematError, checkpoint_labelled,
+    checkpoint_units,
+};
 use serde::{Deserialize, Serialize};
 
 /// What `--checkpoint` chooses from.
@@ -14,6 +19,8 @@ pub enum Checkpoint {
     None,
     /// The activations of a block are dropped at its end and computed once more in backward.
     Block,
+    /// As `Block`, by scopes that begin and end by themselves, of blocks whose code is not changed.
+    Units,
     /// As `Block`, but the results of matrix products are kept.
     KeepCompute,
     /// The activations of a block are moved to the host at its end.
@@ -32,9 +39,34 @@ impl Checkpoint {
             Self::Block => Policy::Recompute,
             Self::KeepCompute => Policy::KeepCompute,
             Self::Offload => Policy::Offload,
-            Self::None | Self::BudgetMib(_) | Self::BudgetPercent(_) => return forward(),
+            Self::None | Self::Units | Self::BudgetMib(_) | Self::BudgetPercent(_) => {
+                return forward();
+            }
         };
         checkpoint_labelled(label, policy, forward)
+    }
+
+    /// The model with the scopes of its units, if they are chosen, and these. An optimizer that is not
+    /// burn-zero's has to keep its parameters in them: [`CheckpointedUnits::wrap`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`checkpoint_units`].
+    pub fn with_units<B: AutodiffBackend, M: AutodiffModule<B>>(
+        self,
+        model: M,
+    ) -> Result<(M, Option<CheckpointedUnits>), RematError> {
+        if self != Self::Units {
+            return Ok((model, None));
+        }
+        let (model, units) = checkpoint_units::<B, M>(model)?;
+        Ok((model, Some(units)))
+    }
+
+    /// Why the units of a model of so many blocks could have no scopes, if they are chosen.
+    pub fn refused_of(self, blocks: usize) -> Option<String> {
+        let is_refused = self == Self::Units && blocks < 2;
+        is_refused.then(|| format!("{self} needs two blocks or more: --layers is {blocks}"))
     }
 
     /// The limit for activations, to be [installed](MemoryBudget::install) on the thread that
@@ -56,6 +88,7 @@ impl fmt::Display for Checkpoint {
         match self {
             Self::None => f.write_str("none"),
             Self::Block => f.write_str("block"),
+            Self::Units => f.write_str("units"),
             Self::KeepCompute => f.write_str("keep-compute"),
             Self::Offload => f.write_str("offload"),
             Self::BudgetMib(mebibytes) => write!(f, "budget={mebibytes}"),
@@ -81,12 +114,13 @@ impl FromStr for Checkpoint {
         let found = match text {
             "none" => Some(Self::None),
             "block" => Some(Self::Block),
+            "units" => Some(Self::Units),
             "keep-compute" => Some(Self::KeepCompute),
             "offload" => Some(Self::Offload),
             _ => text.strip_prefix("budget=").and_then(budget),
         };
         found.ok_or(
-            "expected none, block, keep-compute, offload, budget=MIB or budget=1% to budget=100%",
+            "expected none, block, units, keep-compute, offload, budget=MIB or budget=1% to budget=100%",
         )
     }
 }

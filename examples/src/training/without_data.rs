@@ -101,6 +101,7 @@ impl Stack {
             Memory::Device => model()?,
             Memory::Host => offload_parameters::<B, _>(model()?).expect("it has a `Remat`"),
         };
+        let (model, _) = self.checkpoint.with_units::<B, _>(model)?;
         let model = update.prepare(model)?;
         let micro_batches = self.window.steps;
         // As in a training: a budget does not see parameters.

@@ -142,11 +142,11 @@ fn no_option_for_memory_changes_an_update() {
         "--batch 1 --accum 2",
         "--checkpoint block",
         "--offload",
-        "--offload-param --offload",
+        "--offload-param --offload --checkpoint units",
         "--batch 1 --ranks 2",
         "--batch 1 --ranks 2 --zero 1",
         "--batch 1 --ranks 2 --zero 2 --offload",
-        "--batch 1 --ranks 2 --zero 3",
+        "--batch 1 --ranks 2 --zero 3 --checkpoint units",
     ] {
         let report = Directory::new("qwen3").run(more);
         let report = report.unwrap_or_else(|error| panic!("{more}: {error}"));

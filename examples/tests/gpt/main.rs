@@ -96,7 +96,7 @@ fn activations_that_come_back_change_no_figure() {
         let ways = [
             (
                 2,
-                ["block", "keep-compute", "offload", "budget=40%"].as_slice(),
+                ["block", "units", "keep-compute", "offload", "budget=40%"].as_slice(),
             ),
             (16, ["budget=1"].as_slice()),
         ];

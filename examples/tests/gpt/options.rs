@@ -74,8 +74,12 @@ fn wrong_values_are_refused_with_the_reason() {
             "'--memory-limit <MIB>' cannot be used with '--batch <BATCH>'",
         ),
         (
+            "--checkpoint units --layers 1",
+            "--checkpoint units needs two blocks or more: --layers is 1",
+        ),
+        (
             "--checkpoint budget=0",
-            "expected none, block, keep-compute, offload, budget=MIB or budget=1% to budget=100%",
+            "expected none, block, units, keep-compute, offload, budget=MIB or budget=1% to budget=100%",
         ),
         ("--amp fp8", "[possible values: off, bf16, f16]"),
         ("--zero 4", "ZeRO stage 4, but there are 0, 1, 2 and 3"),
@@ -96,6 +100,7 @@ fn what_becomes_of_activations_is_written_as_it_is_read() {
     for text in [
         "none",
         "block",
+        "units",
         "keep-compute",
         "offload",
         "budget=300",

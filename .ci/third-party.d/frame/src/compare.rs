@@ -83,17 +83,28 @@ fn mebibytes(bytes: u64) -> String {
 }
 
 fn budget<P: Project>(found: &Report, plain: &Report) -> Cell {
+    let percent = P::BUDGET * 100.0;
+    let cell = recomputed(found, plain)?;
+    Ok(format!("{percent} %: {cell}"))
+}
+
+/// What runs operations again has the bits of what keeps all.
+fn recomputed(found: &Report, plain: &Report) -> Cell {
     let peak = mebibytes(found.last_peak_bytes);
     let Report { replayed, .. } = found;
-    let percent = P::BUDGET * 100.0;
     if same_bits(found, plain) {
-        Ok(format!(
-            "{percent} %: same bits, {peak}, {replayed} operations again"
-        ))
+        Ok(format!("same bits, {peak}, {replayed} operations again"))
     } else {
         let error = relative_error(found, plain);
         Err(format!("other bits: losses differ by {error:.1e}"))
     }
+}
+
+/// Scopes of blocks, with the time of a step beside that of a plain one.
+fn in_scopes(found: &Report, plain: &Report) -> Cell {
+    let time = found.step.as_secs_f64() / plain.step.as_secs_f64();
+    let cell = recomputed(found, plain)?;
+    Ok(format!("{cell}, {time:.2} of the time"))
 }
 
 fn low_precision(found: &Report, plain: &Report) -> Cell {
@@ -171,8 +182,13 @@ pub fn print_row<P: Project>() {
             Err(NoReport::Failed(error)) => Err(error),
         }
     };
+    let scopes = match std::env::var_os("HAND") {
+        Some(_) => Run::ByHand,
+        None => Run::Units,
+    };
     let cells = [
         compared(Run::Budget, &|found| budget::<P>(found, &plain)),
+        compared(scopes, &|found| in_scopes(found, &plain)),
         compared(Run::Bf16, &|found| low_precision(found, &plain)),
         compared(Run::F16, &|found| low_precision(found, &plain)),
         compared(Run::Stage2, &|found| ranks::<P>(found, &whole)),

@@ -17,6 +17,7 @@ use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_amp::GradScaler;
+use burn_checkpoint::{RematError, checkpoint_units};
 use burn_zero::{ProcessGroup, ZeroError, ZeroOptimizer, ZeroSettings};
 use peak_alloc::PeakAlloc;
 
@@ -65,6 +66,15 @@ pub enum NotTrained {
     ByCrates(String),
 }
 
+impl From<RematError> for NotTrained {
+    fn from(error: RematError) -> Self {
+        match error {
+            RematError::NoRepeatedBlocks { .. } => Self::ByProject(error.to_string()),
+            error => Self::ByCrates(error.to_string()),
+        }
+    }
+}
+
 impl From<ZeroError> for NotTrained {
     fn from(error: ZeroError) -> Self {
         Self::ByCrates(error.to_string())
@@ -83,6 +93,8 @@ pub enum Part {
 pub trait Training<B: AutodiffBackend>: Sized {
     fn parameters(&self) -> usize;
     fn with_adamw(self, steps: &mut Steps) -> Ended;
+    /// With scopes of its units.
+    fn with_units(self, steps: &mut Steps) -> Ended;
     fn with_scaler(self, scaler: &GradScaler, steps: &mut Steps) -> Ended;
     fn as_rank(
         self,
@@ -210,6 +222,13 @@ where
     fn with_adamw(self, steps: &mut Steps) -> Ended {
         let optimizer = AdamWConfig::new().init();
         let model = self.training_loop.run(self.model, optimizer, steps);
+        Ok(checksum::<B, M>(&model, Part::Whole))
+    }
+
+    fn with_units(self, steps: &mut Steps) -> Ended {
+        let (model, units) = checkpoint_units::<B, M>(self.model)?;
+        let optimizer = units.wrap(AdamWConfig::new().init());
+        let model = self.training_loop.run(model, optimizer, steps);
         Ok(checksum::<B, M>(&model, Part::Whole))
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use burn::backend::Autodiff;
 use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
-use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
+use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig, Off};
 use burn_checkpoint::{MemoryBudget, Remat, RematStats};
 use burn_estimate::{Meta, MetaDevice, estimate_run};
 use burn_flex::Flex;
@@ -35,6 +35,10 @@ pub enum Run {
     /// Without these crates and without dropout: what ranks are compared with.
     WithoutDropout,
     Budget,
+    /// With scopes of the model's blocks.
+    Units,
+    /// With scopes that are written into a copy of the project.
+    ByHand,
     Bf16,
     F16,
     Stage2,
@@ -44,10 +48,12 @@ pub enum Run {
 }
 
 impl Run {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Plain,
         Self::WithoutDropout,
         Self::Budget,
+        Self::Units,
+        Self::ByHand,
         Self::Bf16,
         Self::F16,
         Self::Stage2,
@@ -62,6 +68,8 @@ impl fmt::Display for Run {
             Self::Plain => "plain",
             Self::WithoutDropout => "without-dropout",
             Self::Budget => "budget",
+            Self::Units => "units",
+            Self::ByHand => "by-hand",
             Self::Bf16 => "bf16",
             Self::F16 => "f16",
             Self::Stage2 => "stage-2",
@@ -83,7 +91,7 @@ pub struct Report {
     pub last_peak_bytes: u64,
     /// Of the parameters' bits.
     pub checksum: u32,
-    /// Operations that a budget ran again.
+    /// Operations that ran again.
     pub replayed: u64,
 }
 
@@ -162,6 +170,8 @@ pub fn start<P: Project>(name: &str) {
         Run::Plain => alone::<P, Autodiff<Flex>>(Dropout::OfTheProject),
         Run::WithoutDropout => alone::<P, Autodiff<Flex>>(Dropout::Off),
         Run::Budget => within_budget::<P>(),
+        Run::Units => with_units::<P>(),
+        Run::ByHand => by_hand::<P>(),
         Run::Bf16 => alone::<P, Autocast<Autodiff<Flex>>>(Dropout::OfTheProject),
         Run::F16 => scaled::<P>(),
         Run::Stage2 => on_ranks::<P>(Stage::Gradients),
@@ -216,9 +226,28 @@ fn alone<P: Project, B: AutodiffBackend>(dropout: Dropout) -> Result<Report, Not
 fn within_budget<P: Project>() -> Result<Report, NotTrained> {
     let budget = MemoryBudget::fraction(P::BUDGET).expect("a fraction");
     let _budget = budget.install();
-    let report = alone::<P, Autodiff<Remat<Flex>>>(Dropout::OfTheProject)?;
+    counted(alone::<P, Autodiff<Remat<Flex>>>(Dropout::OfTheProject))
+}
+
+/// `Autocast` tells the backward passes, and with the policy `Off` it changes no bit.
+type Scoped = Autocast<Autodiff<Remat<Flex>>, Off>;
+
+fn with_units<P: Project>() -> Result<Report, NotTrained> {
+    let report = train::<P, Scoped, _>(
+        || initial::<P, Scoped>(Default::default(), Dropout::OfTheProject),
+        |training, steps| training.with_units(steps),
+    );
+    counted(report)
+}
+
+fn by_hand<P: Project>() -> Result<Report, NotTrained> {
+    counted(alone::<P, Scoped>(Dropout::OfTheProject))
+}
+
+/// The report with what this thread has run again.
+fn counted(report: Result<Report, NotTrained>) -> Result<Report, NotTrained> {
     let replayed = RematStats::of_thread().replayed_operations;
-    Ok(Report { replayed, ..report })
+    report.map(|report| Report { replayed, ..report })
 }
 
 fn scaled<P: Project>() -> Result<Report, NotTrained> {

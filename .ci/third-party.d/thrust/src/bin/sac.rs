@@ -50,6 +50,10 @@ impl<B: AutodiffBackend> Training<B> for Own<B> {
             ^ critics[1].rotate_left(2))
     }
 
+    fn with_units(self, _: &mut Steps) -> Ended {
+        Err(NotTrained::ByProject(REFUSAL.to_owned()))
+    }
+
     fn with_scaler(self, _: &GradScaler, _: &mut Steps) -> Ended {
         Err(NotTrained::ByProject(REFUSAL.to_owned()))
     }
