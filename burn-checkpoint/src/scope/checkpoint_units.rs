@@ -38,8 +38,8 @@ use crate::scope::units::{self, Programs, Unit};
 /// # Over ranks
 ///
 /// At every stage, also with parameters in host memory: call this before the ranks prepare the
-/// model. Afterwards it works too, but stage 2 reduces the gradients of the first step in the step,
-/// not in backward. Clones of the model, such as those of ranks that are threads, share the units.
+/// model, because a reduction over ranks knows each parameter as the leaf that it has prepared.
+/// Clones of the model, such as those of ranks that are threads, share the units.
 ///
 /// # Cost
 ///

@@ -20,6 +20,7 @@ use burn::tensor::{
 };
 use burn_backend::Backend;
 use burn_backend::tensor::{Device, FloatTensor};
+use burn_checkpoint::ParameterUnit;
 use burn_decorator::cell::with_value;
 use burn_decorator::gradient::keep_on_host;
 use burn_ranks::SingleRank;
