@@ -535,7 +535,7 @@ fn parameters_of_a_deferred_loss_scaler_are_in_their_units() {
     let _generator = generator();
     let device = Default::default();
     let (mut model, units) = checkpoint_units(Mlp::<Told>::new(&device)).expect("blocks");
-    let scaler = GradScaler::new(&GradScalerConfig::default()).expect("valid");
+    let scaler = GradScaler::new(GradScalerConfig::default()).expect("valid");
     let scaler = scaler.with_detection(Detection::Deferred);
     let mut optimizer = scaler.wrap(units.wrap(SgdConfig::new().init()));
     let mut replayed = Vec::new();

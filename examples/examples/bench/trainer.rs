@@ -219,7 +219,7 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Trainer<B, O> {
     }
 
     fn update(&mut self, model: Gpt<B>, gradients: GradientsParams) -> Gpt<B> {
-        let mut step = || self.optimizer.step(LEARNING_RATE, model, gradients);
+        let step = || self.optimizer.step(LEARNING_RATE, model, gradients);
         match &self.units {
             None => step(),
             Some(units) => units.mark(gradient::update(step)),
