@@ -44,7 +44,7 @@ fn ranks_follow_one_with_their_whole_batch() {
         ("", F32_ROUNDING),
         ("--accum 2", F32_ROUNDING),
         ("--checkpoint block", F32_ROUNDING),
-        ("--checkpoint units --loss chunked", F32_ROUNDING),
+        ("--checkpoint units --layers 2 --loss chunked", F32_ROUNDING),
         ("--amp bf16", BF16_ROUNDING),
         ("--amp f16 --accum 2 --checkpoint block", BF16_ROUNDING),
     ] {
