@@ -18,7 +18,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_amp::GradScaler;
 use burn_checkpoint::{RematError, checkpoint_units};
-use burn_zero::{ProcessGroup, ZeroError, ZeroOptimizer, ZeroSettings};
+use burn_zero::{ProcessGroup, RanksError, ZeroError, ZeroOptimizer, ZeroSettings};
 use peak_alloc::PeakAlloc;
 
 pub use run::Run;
@@ -72,6 +72,12 @@ impl From<RematError> for NotTrained {
             RematError::NoRepeatedBlocks { .. } => Self::ByProject(error.to_string()),
             error => Self::ByCrates(error.to_string()),
         }
+    }
+}
+
+impl From<RanksError> for NotTrained {
+    fn from(error: RanksError) -> Self {
+        Self::ByCrates(error.to_string())
     }
 }
 
