@@ -23,12 +23,13 @@ use burn::module::Module;
 use burn::nn::transformer::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
 };
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::optim::AdamWConfig;
 use burn::tensor::{Distribution, Tensor};
 use burn_checkpoint::Remat;
 use burn_flex::Flex;
+use burn_update::Update;
 use burn_zero::{
-    GroupOptions, Memory, ProcessGroup, Sharded, SingleRank, Stage, ThreadGroup, ZeroOptimizer,
+    GroupOptions, Memory, ProcessGroup, ReduceOverRanks, Sharded, SingleRank, Stage, ThreadGroup,
     ZeroSettings,
 };
 use peak_alloc::PeakAlloc;
@@ -54,34 +55,33 @@ fn model() -> TransformerEncoder<B> {
 }
 
 /// One training on one rank.
-struct Training<O> {
+struct Training {
     model: TransformerEncoder<B>,
-    optimizer: ZeroOptimizer<O>,
+    update: Update<TransformerEncoder<B>, B>,
     batch: Tensor<B, 3>,
 }
 
-impl<O: burn_zero::parts::ShardOptimizer<B>> Training<O> {
+impl Training {
     fn step(mut self) -> Self {
         let output = self
             .model
             .forward(TransformerEncoderInput::new(self.batch.clone()));
-        let gradients = GradientsParams::from_grads(output.square().mean().backward(), &self.model);
-        self.model = self.optimizer.step(1e-4, self.model, gradients);
+        let loss = output.square().mean();
+        let gradients = self.update.backward(&self.model, loss);
+        let updated = self.update.step(1e-4, self.model, gradients);
+        self.model = updated.expect("no rank fails");
         self
     }
 }
 
-fn training(
-    group: &Arc<dyn ProcessGroup>,
-    settings: ZeroSettings,
-) -> Training<impl burn_zero::parts::ShardOptimizer<B>> {
-    let adam = AdamWConfig::new().init();
-    let mut optimizer = ZeroOptimizer::new(adam, group.clone(), settings).expect("valid settings");
-    let model = optimizer.prepare::<B, _>(model()).expect("ranks agree");
+fn training(group: &Arc<dyn ProcessGroup>, settings: ZeroSettings) -> Training {
+    let update = Update::new(AdamWConfig::new().init()).reduce(settings, group.clone());
+    let mut update = update.expect("valid settings");
+    let model = update.prepare(model()).expect("ranks agree");
     let batch = Tensor::random([4, 64, 256], Distribution::Default, &Default::default());
     Training {
         model,
-        optimizer,
+        update,
         batch,
     }
 }

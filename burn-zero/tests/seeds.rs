@@ -56,7 +56,7 @@ fn train<B: AutodiffBackend>(
 }
 
 fn ranks<B: AutodiffBackend>(stage: Stage, seed: u64) -> Vec<Vec<f32>> {
-    on_ranks(4, |group| train::<B>(group, stage, Some(seed)))
+    on_ranks(4, |group| Ok(train::<B>(group, stage, Some(seed))?))
 }
 
 #[test]

@@ -19,9 +19,10 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::{Distribution, Tensor};
 use burn_flex::Flex;
+use burn_update::Update;
 use burn_zero::{
-    GroupOptions, HostAdamWConfig, Memory, OffloadConfig, ProcessGroup, Sharded, SingleRank, Stage,
-    ThreadGroup, ZeroOptimizer, ZeroSettings,
+    GroupOptions, HostAdamWConfig, Memory, OffloadConfig, ProcessGroup, ReduceOverRanks, Sharded,
+    SingleRank, Stage, ThreadGroup, ZeroSettings,
 };
 use tests::queue::{Answers, Queue, answer_reads};
 
@@ -110,26 +111,26 @@ fn main() {
     {
         if gradients == Memory::Host {
             let group: Arc<dyn ProcessGroup> = Arc::new(SingleRank::new());
-            let zero = ZeroOptimizer::new(adamw(), group, settings(stage, gradients));
-            let mut zero = zero.expect("valid settings");
-            let own = zero.prepare::<B, _>(model()).expect("one rank");
+            let update = Update::new(adamw()).reduce(settings(stage, gradients), group);
+            let mut update = update.expect("valid settings");
+            let own = update.prepare(model()).expect("one rank");
             measure(
                 &format!("{stage}, one rank, {gradients:?}"),
                 own,
-                zero,
+                update,
                 true,
             );
         }
         let ranks = ThreadGroup::spawn(2, GroupOptions::default(), |group| {
             let is_first = group.rank() == 0;
-            let sgd = SgdConfig::new().init();
-            let zero = ZeroOptimizer::new(sgd, Arc::new(group), settings(stage, gradients));
-            let mut zero = zero.expect("valid settings");
-            let own = zero.prepare::<B, _>(model()).expect("ranks agree");
+            let sgd = Update::new(SgdConfig::new().init());
+            let update = sgd.reduce(settings(stage, gradients), Arc::new(group));
+            let mut update = update.expect("valid settings");
+            let own = update.prepare(model()).expect("ranks agree");
             measure(
                 &format!("{stage}, two ranks, {gradients:?}"),
                 own,
-                zero,
+                update,
                 is_first,
             );
         });

@@ -7,27 +7,26 @@ use burn::backend::Autodiff;
 use burn::lr_scheduler::{
     LrScheduler, constant::ConstantLr, linear::LinearLrScheduler, linear::LinearLrSchedulerConfig,
 };
-use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::{AdamW, AdamWConfig, Optimizer};
+use burn::optim::AdamWConfig;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::Learner;
-use burn_accum::{AccumConfig, MultiSteps, PerUpdate};
+use burn_accum::AccumConfig;
 use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
 use burn_checkpoint::Remat;
 use burn_flex::Flex;
+use burn_update::Update;
 use burn_zero::{
-    MpiGroup, ParameterShards, ProcessGroup, Sharded, Stage, ZeroOptimizer, ZeroSettings,
-    ZeroStrategy,
+    MpiGroup, ProcessGroup, RankReduction, ReduceOverRanks, Sharded, Stage, ZeroSettings,
 };
 
-use crate::learner::{Components, MICRO_BATCH, Outcome, Setup, train_shown};
+use crate::learner::{MICRO_BATCH, Outcome, Setup, train_shown};
 use crate::model::{Model, Row, bits, rows};
 use crate::watch::Watch;
 
 type B = Sharded<Autodiff<Remat<Flex>>>;
 type Half = Autocast<B, F16>;
 
-/// What is around the sharded optimizer.
+/// What is in the update beside a reduction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Layers {
     Bare,
@@ -94,48 +93,42 @@ impl Layers {
         match self {
             Self::Bare => {
                 let model = Model::<B>::new();
-                let learner = Learner::new(model, zero(), ConstantLr::new(0.1));
-                train(ranks, learner, rows(0, 21), String::new)
+                let schedule = ConstantLr::new(0.1);
+                train(ranks, model, reduced(), schedule, rows(0, 21), String::new)
             }
             Self::Parameters => {
-                let learner = Learner::new(
-                    Model::<B>::new(),
-                    zero_at(Stage::Parameters),
-                    ConstantLr::new(0.1),
-                );
                 // Only rank 0 has the model that the training returns.
                 let has_model = ranks.as_ref().map_or(true, |group| group.rank() == 0);
-                let outcome = outcome(ranks, learner, rows(0, 21));
+                let update = reduced_by(&reduction(Stage::Parameters));
+                let schedule = ConstantLr::new(0.1);
+                let outcome = outcome(ranks, Model::<B>::new(), update, schedule, rows(0, 21));
                 let model = has_model.then_some(&outcome.model);
                 Trained::of(&outcome, model, "")
             }
             Self::Dropout => {
                 let model = Model::<B>::new().dropping(0.3);
-                let learner = Learner::new(model, zero().with_seed(7), ConstantLr::new(0.1));
-                train(ranks, learner, rows(0, 21), String::new)
+                let update = reduced_by(&reduction(Stage::Gradients).with_seed(7));
+                let schedule = ConstantLr::new(0.1);
+                train(ranks, model, update, schedule, rows(0, 21), String::new)
             }
             Self::Scaler => scaled(ranks, world_size),
             Self::Accumulation => {
                 let model = Model::<B>::new();
-                let steps = MultiSteps::new(zero(), AccumConfig::mean(4)).unwrap();
-                let scheduler = PerUpdate::new(falling(), &steps.updates());
-                let learner = Learner::new(model, steps, scheduler);
+                let update = reduced().accumulate(AccumConfig::mean(4)).unwrap();
+                let schedule = update.per_update(falling());
                 let data = rows(0, 6 * MICRO_BATCH * world_size - 3);
-                train(ranks, learner, data, String::new)
+                train(ranks, model, update, schedule, data, String::new)
             }
             Self::Tokens => {
                 let model = Model::<B>::new().counting();
-                let zero = zero();
-                let items = zero.items_of_all_ranks();
-                let steps = MultiSteps::new(zero, AccumConfig::tokens(2)).unwrap();
-                let steps = steps.with_items_of_all_ranks(items);
-                let learner = Learner::new(model, steps, ConstantLr::new(0.05));
+                let update = reduced().accumulate(AccumConfig::tokens(2)).unwrap();
+                let schedule = ConstantLr::new(0.05);
                 let mut data = rows(0, 5 * MICRO_BATCH * world_size);
                 for (micro_batch, rows) in data.chunks_mut(MICRO_BATCH).enumerate() {
                     let padding = (micro_batch / 3 + micro_batch % 2) % MICRO_BATCH;
                     rows[..padding].iter_mut().for_each(|row| row.weight = 0.0);
                 }
-                train(ranks, learner, data, String::new)
+                train(ranks, model, update, schedule, data, String::new)
             }
         }
     }
@@ -148,7 +141,7 @@ fn scaled(ranks: Ranks, world_size: usize) -> (Trained, bool) {
         ..GradScalerConfig::default()
     };
     let scaler = GradScaler::new(config).unwrap();
-    let learner = Learner::new(Model::<Half>::new(), scaler.wrap(zero()), falling());
+    let update = reduced().scale(scaler.clone()).unwrap();
     let mut data = rows(0, 4 * MICRO_BATCH * world_size);
     let of_last = 4 * MICRO_BATCH * (world_size - 1);
     data[of_last + MICRO_BATCH + 1].weight = 3e6;
@@ -156,24 +149,26 @@ fn scaled(ranks: Ranks, world_size: usize) -> (Trained, bool) {
         let counts = (scaler.skipped_steps(), scaler.steps(), scaler.scale());
         format!(" scaler {counts:?}")
     };
-    let (trained, is_seen) = train(ranks, learner, data, told);
+    let (trained, is_seen) = train(ranks, Model::<Half>::new(), update, falling(), data, told);
     let skipped = "(2, 8, 256.0)"; // once an epoch
     assert!(trained.trained.ends_with(skipped), "{}", trained.trained);
     (trained, is_seen)
 }
 
-type Adam<A> = OptimizerAdaptor<AdamW, ParameterShards<A>, A>;
-
-fn zero<A: AutodiffBackend>() -> ZeroOptimizer<Adam<A>> {
-    zero_at(Stage::Gradients)
-}
-
-fn zero_at<A: AutodiffBackend>(stage: Stage) -> ZeroOptimizer<Adam<A>> {
-    let sharding = ZeroSettings {
+fn reduction(stage: Stage) -> RankReduction {
+    RankReduction::in_learner(ZeroSettings {
         bucket_elements: 20,
         ..ZeroSettings::stage(stage)
-    };
-    ZeroOptimizer::in_learner(AdamWConfig::new().init(), sharding)
+    })
+}
+
+fn reduced_by<A: AutodiffBackend>(reduction: &RankReduction) -> Update<Model<A>, A> {
+    let update = Update::new(AdamWConfig::new().init());
+    update.reduce_by(reduction).unwrap()
+}
+
+fn reduced<A: AutodiffBackend>() -> Update<Model<A>, A> {
+    reduced_by(&reduction(Stage::Gradients))
 }
 
 fn falling() -> LinearLrScheduler {
@@ -181,36 +176,40 @@ fn falling() -> LinearLrScheduler {
 }
 
 /// Trains; `told` is added to what that came to.
-fn train<B, O, S>(
+fn train<B, S>(
     ranks: Ranks,
-    learner: Learner<Components<B, O, S>>,
+    model: Model<B>,
+    update: Update<Model<B>, B>,
+    schedule: S,
     data: Vec<Row>,
     told: impl FnOnce() -> String,
 ) -> (Trained, bool)
 where
     B: AutodiffBackend,
-    O: Optimizer<Model<B>, B> + 'static,
     S: LrScheduler + 'static,
 {
-    let outcome = outcome(ranks, learner, data);
+    let outcome = outcome(ranks, model, update, schedule, data);
     Trained::of(&outcome, Some(&outcome.model), &told())
 }
 
 /// Two epochs.
-fn outcome<B, O, S>(
+fn outcome<B, S>(
     ranks: Ranks,
-    learner: Learner<Components<B, O, S>>,
+    model: Model<B>,
+    update: Update<Model<B>, B>,
+    schedule: S,
     data: Vec<Row>,
 ) -> Outcome<B>
 where
     B: AutodiffBackend,
-    O: Optimizer<Model<B>, B> + 'static,
     S: LrScheduler + 'static,
 {
+    let strategy = update.strategy();
     let strategy = match ranks {
-        Ok(group) => ZeroStrategy::process(Arc::new(group)),
-        Err(ranks) => ZeroStrategy::threads(ranks),
+        Ok(group) => strategy.process(Arc::new(group)),
+        Err(ranks) => strategy.threads(ranks),
     };
+    let learner = Learner::new(model, update, schedule);
     let mut setup = Setup::new(data, 2);
     setup.valid = rows(1000, 1017);
     let (watch, strategy) = (Watch::default(), Some(strategy.into()));

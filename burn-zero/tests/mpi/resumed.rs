@@ -7,11 +7,14 @@ use std::sync::Arc;
 use burn::lr_scheduler::LrScheduler;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::nn::{Dropout, DropoutConfig};
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::optim::AdamWConfig;
 use burn::tensor::backend::Backend;
-use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
+use burn_amp::{Autocast, F16, GradScalerConfig};
+use burn_update::{Update, UpdateError};
 use burn_zero::record::{Keep, TrainingState};
-use burn_zero::{MpiGroup, ProcessGroup, RecordError, Stage, Training, ZeroOptimizer};
+use burn_zero::{
+    MpiGroup, ProcessGroup, RankReduction, RecordError, ReduceOverRanks, Stage, Training,
+};
 
 use crate::launch;
 use crate::nets::{B, Net, batch, contents, parameters, small_buckets};
@@ -45,17 +48,22 @@ fn train(
     let device = Default::default();
     let (rank, ranks) = (group.rank(), group.world_size());
     Mixed::seed(&device, rank as u64);
-    let adam = AdamWConfig::new().init();
-    let mut zero = ZeroOptimizer::new(adam, Arc::new(group), small_buckets(Stage::Gradients))?;
-    let model = zero.prepare::<Mixed, _>(Net::new(&device))?;
-    let recorder = zero.recorder()?;
-    let scaler = GradScaler::new(GradScalerConfig {
-        init_scale: 1024.0,
-        ..GradScalerConfig::default()
-    });
+    let reduction = RankReduction::new(small_buckets(Stage::Gradients), Arc::new(group))?;
+    let prepared = || {
+        let mut update = Update::new(AdamWConfig::new().init())
+            .reduce_by(&reduction)?
+            .scale(GradScalerConfig {
+                init_scale: 1024.0,
+                ..GradScalerConfig::default()
+            })?;
+        let model = update.prepare(Net::<Mixed>::new(&device))?;
+        Ok::<_, UpdateError>((update, model))
+    };
+    let (update, model) = prepared().unwrap_or_else(|error| panic!("{error}"));
+    let recorder = reduction.recorder()?;
     let run = Training {
         model,
-        optimizer: scaler.unwrap().wrap(zero),
+        optimizer: update,
         scheduler: CosineAnnealingLrSchedulerConfig::new(0.02, STEPS as usize)
             .init()
             .unwrap(),
@@ -77,10 +85,11 @@ fn train(
         if OVERFLOWS.contains(&step) && step as usize % ranks == rank {
             loss = loss * f32::INFINITY;
         }
-        let gradients = GradientsParams::from_grads(loss.backward(), &run.model);
-        run.model = run
+        let gradients = run.optimizer.backward(&run.model, loss);
+        let updated = run
             .optimizer
             .step(run.scheduler.step(), run.model, gradients);
+        run.model = updated.unwrap_or_else(|error| panic!("{error}"));
         if (step + 1) % SAVE_EVERY == 0 {
             let mut state = TrainingState::at_step(step + 1);
             state.user.insert("seed".into(), (1000 * step).into());

@@ -4,32 +4,33 @@ use std::sync::Arc;
 
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::backend::AutodiffBackend;
-use burn_accum::{AccumConfig, ClipGlobalNorm, MultiSteps};
+use burn_accum::{AccumConfig, Accumulation, ClipGlobalNorm, ClipNorm, MultiSteps};
 use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
-use burn_zero::{ProcessGroup, Stage, ZeroError, ZeroOptimizer, ZeroSettings};
+use burn_update::Update;
+use burn_zero::{ProcessGroup, ReduceOverRanks, Stage, ZeroError, ZeroOptimizer, ZeroSettings};
 
 use super::support::*;
 
 const STEPS: usize = 5;
 
-/// Steps of a scaler around a `ZeroOptimizer`, of which rank 1 overflows in the third.
+/// Steps of an update with a scale, of which rank 1 overflows in the third.
 fn overflow_once<A: AutodiffBackend>(stage: Stage, world_size: usize) {
     let train = |group: Arc<dyn ProcessGroup>| {
         let rank = group.rank();
         let scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
         let adam = AdamWConfig::new().init();
-        let mut zero = ZeroOptimizer::new(adam, group, small_buckets(stage))?;
-        let mut model = zero.prepare::<A, _>(Net::new(&Default::default()))?;
-        let mut optimizer = scaler.wrap(zero);
+        let update = over_ranks(adam, group, small_buckets(stage))?;
+        let mut update = update.scale(scaler.clone())?;
+        let mut model = update.prepare(Net::<A>::new(&Default::default()))?;
         let mut seen = Vec::new();
         for step in 0..STEPS {
             let mut loss = model.loss(batch(step, rank, world_size));
             if step == 2 && rank == 1 {
                 loss = loss * f32::INFINITY;
             }
-            let gradients = GradientsParams::from_grads(loss.backward(), &model);
+            let gradients = update.backward(&model, loss);
             let before = parameters(&model);
-            model = optimizer.step(0.05, model, gradients);
+            model = update.step(0.05, model, gradients)?;
             seen.push((scaler.scale(), before == parameters(&model)));
         }
         Ok((seen, scaler.skipped_steps(), parameters(&model)))
@@ -70,9 +71,11 @@ fn a_window_that_overflows_on_one_rank_is_skipped_on_all() {
         let (seen, skipped) = on_ranks(2, |group| {
             let rank = group.rank();
             let sgd = SgdConfig::new().init();
-            let mut zero = ZeroOptimizer::new(sgd, group, small_buckets(stage))?;
-            let mut model = zero.prepare::<B, _>(Net::new(&Default::default()))?;
-            let mut optimizer = MultiSteps::new(zero, AccumConfig::mean(2)).unwrap();
+            let windows = Accumulation::new(AccumConfig::mean(2)).unwrap();
+            let counter = windows.updates();
+            let update = over_ranks(sgd, group, small_buckets(stage))?;
+            let mut update = update.accumulate(windows)?;
+            let mut model = update.prepare(Net::<B>::new(&Default::default()))?;
             let mut seen = Vec::new();
             for step in 0..4 {
                 let mut loss = model.loss(batch(step / 2, rank, 2));
@@ -81,12 +84,12 @@ fn a_window_that_overflows_on_one_rank_is_skipped_on_all() {
                     // half of it, in both).
                     loss = loss + model.sometimes.val().narrow(0, 0, 1) * f32::MAX;
                 }
-                let gradients = GradientsParams::from_grads(loss.backward(), &model);
+                let gradients = update.backward(&model, loss);
                 let before = parameters(&model);
-                model = optimizer.step(1e-3, model, gradients);
+                model = update.step(1e-3, model, gradients)?;
                 seen.push(before != parameters(&model));
             }
-            Ok((seen, optimizer.updates().skipped_updates()))
+            Ok((seen, counter.skipped_updates()))
         });
         let overflows = stage != Stage::Gradients; // which halves each before they are added up
         assert_eq!(seen, [false, !overflows, false, true], "{stage:?}");
@@ -101,14 +104,14 @@ fn the_rank_that_did_not_overflow_knows_the_culprits_too() {
             let rank = group.rank();
             let scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
             let adam = AdamWConfig::new().init();
-            let mut zero = ZeroOptimizer::new(adam, group, small_buckets(stage))?;
-            let model = zero.prepare::<B, _>(Net::new(&Default::default()))?;
-            let mut optimizer = scaler.wrap(zero);
+            let update = over_ranks(adam, group, small_buckets(stage))?;
+            let mut update = update.scale(scaler.clone())?;
+            let model = update.prepare(Net::<B>::new(&Default::default()))?;
             // Only this parameter's gradient is non-finite, and only here.
             let factor = if rank == 1 { f32::NAN } else { 1.0 };
             let loss = model.loss(batch(0, rank, 2)) + model.sometimes.val().sum() * factor;
-            let gradients = GradientsParams::from_grads(loss.backward(), &model);
-            let _ = optimizer.step(0.05, model, gradients);
+            let gradients = update.backward(&model, loss);
+            update.step(0.05, model, gradients)?;
             Ok(scaler.last_overflow().unwrap().parameters)
         };
         assert_eq!(on_ranks(2, train), ["sometimes"], "{stage:?}");
@@ -119,20 +122,21 @@ fn the_rank_that_did_not_overflow_knows_the_culprits_too() {
 fn accumulate(world_size: usize, stage: Stage, poisoned: bool) -> (Vec<Vec<f32>>, u64) {
     on_ranks(world_size, |group| {
         let rank = group.rank();
-        let mut zero = ZeroOptimizer::new(AdamWConfig::new().init(), group, small_buckets(stage))?;
-        let mut model = zero.prepare::<B, _>(Net::new(&Default::default()))?;
-        let mut optimizer = MultiSteps::new(zero, AccumConfig::mean(4)).unwrap();
+        let windows = Accumulation::new(AccumConfig::mean(4)).unwrap();
+        let counter = windows.updates();
+        let update = over_ranks(AdamWConfig::new().init(), group, small_buckets(stage))?;
+        let mut update = update.accumulate(windows)?;
+        let mut model = update.prepare(Net::<B>::new(&Default::default()))?;
         for step in 0..8 {
             let mut loss = model.loss(batch(step, rank, world_size));
             if poisoned && step == 1 && rank == 1 {
                 loss = loss * f32::NAN;
             }
-            let gradients = GradientsParams::from_grads(loss.backward(), &model);
-            model = optimizer.step(0.05, model, gradients);
+            let gradients = update.backward(&model, loss);
+            model = update.step(0.05, model, gradients)?;
         }
-        let updates = optimizer.updates();
-        assert_eq!(updates.updates(), 2);
-        Ok((parameters(&model), updates.dropped()))
+        assert_eq!(counter.updates(), 2);
+        Ok((parameters(&model), counter.dropped()))
     })
 }
 
@@ -167,17 +171,18 @@ fn clipping_is_by_the_norm_over_all_ranks() {
         let train = |stage| {
             on_ranks(world_size, |group| {
                 let rank = group.rank();
-                let clip = ClipGlobalNorm::new(AdamWConfig::new().init(), 0.01).unwrap();
-                let (norm, last) = (clip.norm(), clip.norm());
-                let mut optimizer = ZeroOptimizer::new(clip, group, small_buckets(stage))?
-                    .with_norm(move |value| norm.provide(value));
-                let mut model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
+                let clip = ClipNorm::new(0.01).unwrap();
+                let norm = clip.norm();
+                let mut update = Update::new(AdamWConfig::new().init())
+                    .clip(clip)?
+                    .reduce(small_buckets(stage), group)?;
+                let mut model = update.prepare(Net::<B>::new(&Default::default()))?;
                 for step in 0..STEPS {
                     let loss = model.loss(batch(step, rank, world_size));
-                    let gradients = GradientsParams::from_grads(loss.backward(), &model);
-                    model = optimizer.step(0.05, model, gradients);
+                    let gradients = update.backward(&model, loss);
+                    model = update.step(0.05, model, gradients)?;
                 }
-                Ok::<_, ZeroError>((parameters(&model), last.last().unwrap()))
+                Ok((parameters(&model), norm.last().unwrap()))
             })
         };
         let zero = train(Stage::DataParallel);

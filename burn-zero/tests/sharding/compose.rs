@@ -10,7 +10,7 @@ use burn::prelude::*;
 use burn_amp::{Autocast, Bf16};
 use burn_checkpoint::{Remat, checkpoint};
 use burn_flex::Flex;
-use burn_zero::{Sharded, Stage, ZeroOptimizer};
+use burn_zero::{Sharded, Stage};
 
 use super::support::*;
 
@@ -58,12 +58,12 @@ fn a_transformer_on_ranks_is_one_on_all_data() {
         let train = |stage| {
             on_ranks(world_size, |group| {
                 let rank = group.rank();
-                let mut optimizer = ZeroOptimizer::new(sgd.init(), group, small_buckets(stage))?;
-                let mut model = optimizer.prepare::<B, _>(initial.clone())?;
+                let mut optimizer = over_ranks(sgd.init(), group, small_buckets(stage))?;
+                let mut model = optimizer.prepare(initial.clone())?;
                 for step in 0..STEPS {
                     let loss = loss(&model, step, rank, world_size);
                     let gradients = GradientsParams::from_grads(loss.backward(), &model);
-                    model = optimizer.step(0.05, model, gradients);
+                    model = optimizer.step(0.05, model, gradients)?;
                 }
                 Ok(parameters(&model))
             })
@@ -82,9 +82,8 @@ type All = Autocast<Sharded<Autodiff<Remat<Flex>>>, Bf16>;
 fn train_all(stage: Stage, recompute: bool) -> Vec<Vec<f32>> {
     on_ranks(3, |group| {
         let rank = group.rank();
-        let mut optimizer =
-            ZeroOptimizer::new(AdamWConfig::new().init(), group, small_buckets(stage))?;
-        let mut model = optimizer.prepare::<All, _>(Net::new(&Default::default()))?;
+        let mut optimizer = over_ranks(AdamWConfig::new().init(), group, small_buckets(stage))?;
+        let mut model = optimizer.prepare(Net::<All>::new(&Default::default()))?;
         for step in 0..STEPS {
             let x = batch(step, rank, 3);
             let loss = if recompute {
@@ -93,7 +92,7 @@ fn train_all(stage: Stage, recompute: bool) -> Vec<Vec<f32>> {
                 model.loss(x)
             };
             let gradients = GradientsParams::from_grads(loss.backward(), &model);
-            model = optimizer.step(0.05, model, gradients);
+            model = optimizer.step(0.05, model, gradients)?;
         }
         Ok(parameters(&model))
     })

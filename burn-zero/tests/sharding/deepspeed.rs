@@ -8,7 +8,7 @@ use burn_amp::{Autocast, F16, GradScalerConfig};
 use burn_update::{Update, UpdateError};
 use burn_zero::{
     ConfigError, DeepSpeedConfig, FromDeepSpeed, HostAdamWConfig, Memory, PlacedAdamW,
-    ProcessGroup, ReduceOverRanks, SingleRank, Stage, ZeroError, ZeroSettings,
+    ProcessGroup, ReduceOverRanks, SingleRank, Stage, ZeroSettings,
 };
 use serde_json::{Value, json};
 
@@ -28,20 +28,17 @@ fn read(json: &Value) -> DeepSpeedConfig {
 fn train<A: AutodiffBackend>(
     group: Arc<dyn ProcessGroup>,
     update: impl Fn(Arc<dyn ProcessGroup>) -> Result<Update<Net<A>, A>, UpdateError>,
-) -> Result<Vec<Vec<f32>>, ZeroError> {
+) -> Result<Vec<Vec<f32>>, UpdateError> {
     let (rank, ranks) = (group.rank(), group.world_size());
-    let train = || {
-        let mut update = update(group)?;
-        let mut model = update.prepare(Net::new(&Default::default()))?;
-        for step in 0..STEPS {
-            let loss = model.loss(batch(step, rank, ranks));
-            let gradients = update.backward(&model, loss);
-            model = update.step(LR, model, gradients)?;
-        }
-        assert_eq!(update.updates(), STEPS as u64 / 2);
-        Ok::<_, UpdateError>(parameters(&model))
-    };
-    train().map_err(|error| ZeroError::Strategy(error.to_string()))
+    let mut update = update(group)?;
+    let mut model = update.prepare(Net::new(&Default::default()))?;
+    for step in 0..STEPS {
+        let loss = model.loss(batch(step, rank, ranks));
+        let gradients = update.backward(&model, loss);
+        model = update.step(LR, model, gradients)?;
+    }
+    assert_eq!(update.updates(), STEPS as u64 / 2);
+    Ok(parameters(&model))
 }
 
 #[test]

@@ -18,7 +18,7 @@ fn assert_parity<O, S>(
     sharded: impl Fn() -> S + Sync,
 ) where
     O: Optimizer<Net<Plain>, Plain>,
-    S: Optimizer<ParameterShards<B>, B>,
+    S: Optimizer<ParameterShards<B>, B> + 'static,
 {
     let initial = parameters(&Net::<Plain>::new(&Default::default()));
     let plain = train_plain(plain(), STEPS);

@@ -4,7 +4,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
-use burn_zero::{Stage, ZeroError, ZeroOptimizer, ZeroSettings};
+use burn_update::UpdateError;
+use burn_zero::{Stage, ZeroSettings};
 
 use super::support::*;
 
@@ -71,14 +72,13 @@ fn a_generator_and_a_discriminator_share_a_group() {
             ..ZeroSettings::stage(Stage::Gradients)
         };
         let (rank, ranks) = (group.rank(), group.world_size());
-        let zero =
-            || ZeroOptimizer::new(AdamWConfig::new().init(), group.clone(), settings.clone());
-        let mut optimizers = [zero()?, zero()?];
+        let update = || over_ranks(AdamWConfig::new().init(), group.clone(), settings.clone());
+        let mut optimizers = [update()?, update()?];
         let models = [
-            optimizers[0].prepare::<B, _>(layers(1))?,
-            optimizers[1].prepare::<B, _>(layers(7))?,
+            optimizers[0].prepare(layers::<B>(1))?,
+            optimizers[1].prepare(layers::<B>(7))?,
         ];
-        Ok::<_, ZeroError>(train::<B>(models, optimizers, rank, ranks))
+        Ok::<_, UpdateError>(train::<B>(models, optimizers, rank, ranks))
     });
     for (plain, sharded) in plain.iter().zip(&sharded) {
         assert!(distance(plain, sharded) < 2e-5);

@@ -6,10 +6,8 @@ use std::time::Duration;
 use burn::module::{Module, Param};
 use burn::optim::{AdamWConfig, GradientsParams, MultiGradientsParams, Optimizer};
 use burn::prelude::*;
-use burn_zero::{
-    GroupFault, GroupOptions, ProcessGroup, RanksError, Stage, ThreadGroup, ZeroError,
-    ZeroOptimizer,
-};
+use burn_update::UpdateError;
+use burn_zero::{GroupFault, GroupOptions, ProcessGroup, RanksError, Stage, ThreadGroup};
 
 use super::support::*;
 
@@ -19,9 +17,8 @@ const STEPS: usize = 4;
 fn train(world_size: usize, stage: Stage) -> Vec<Vec<f32>> {
     on_ranks(world_size, |group| {
         let rank = group.rank();
-        let mut optimizer =
-            ZeroOptimizer::new(AdamWConfig::new().init(), group, small_buckets(stage))?;
-        let mut model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
+        let mut optimizer = over_ranks(AdamWConfig::new().init(), group, small_buckets(stage))?;
+        let mut model = optimizer.prepare(Net::<B>::new(&Default::default()))?;
         for step in 0..STEPS {
             let x = batch(step, rank, world_size);
             let mut loss = model.loss(x);
@@ -29,7 +26,7 @@ fn train(world_size: usize, stage: Stage) -> Vec<Vec<f32>> {
                 loss = loss + model.sometimes.val().square().mean();
             }
             let gradients = GradientsParams::from_grads(loss.backward(), &model);
-            model = optimizer.step(0.05, model, gradients);
+            model = optimizer.step(0.05, model, gradients)?;
         }
         Ok(parameters(&model))
     })
@@ -67,14 +64,14 @@ fn a_forward_pass_without_backward_changes_nothing() {
             on_ranks(3, |group| {
                 let rank = group.rank();
                 let mut optimizer =
-                    ZeroOptimizer::new(AdamWConfig::new().init(), group, small_buckets(stage))?;
-                let mut model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
+                    over_ranks(AdamWConfig::new().init(), group, small_buckets(stage))?;
+                let mut model = optimizer.prepare(Net::<B>::new(&Default::default()))?;
                 for step in 0..STEPS {
                     // The graphs of the others stay alive for a while.
                     let kept = (idle && rank == 0).then(|| model.loss(batch(90 + step, rank, 3)));
                     let loss = model.loss(batch(step, rank, 3));
                     let gradients = GradientsParams::from_grads(loss.backward(), &model);
-                    model = optimizer.step(0.05, model, gradients);
+                    model = optimizer.step(0.05, model, gradients)?;
                     drop(kept);
                 }
                 Ok(parameters(&model))
@@ -89,8 +86,8 @@ fn a_forward_pass_without_backward_changes_nothing() {
 fn nor_does_it_keep_a_dropped_optimizer() {
     on_ranks(2, |group| {
         let (adam, sharding) = (AdamWConfig::new().init(), small_buckets(Stage::Gradients));
-        let mut optimizer = ZeroOptimizer::new(adam, group.clone(), sharding)?;
-        let model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
+        let mut optimizer = over_ranks(adam, group.clone(), sharding)?;
+        let model = optimizer.prepare(Net::<B>::new(&Default::default()))?;
         drop(model.loss(batch(0, group.rank(), 2)));
         drop((optimizer, model));
         assert_eq!(Arc::strong_count(&group), 1);
@@ -106,21 +103,21 @@ fn a_rank_that_returns_after_a_forward_pass_has_left() {
         let results = ThreadGroup::spawn(2, deadline.clone(), |group| {
             let group: Arc<dyn ProcessGroup> = Arc::new(group);
             let adam = AdamWConfig::new().init();
-            let mut optimizer = ZeroOptimizer::new(adam, group.clone(), small_buckets(stage))?;
-            let model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
+            let mut optimizer = over_ranks(adam, group.clone(), small_buckets(stage))?;
+            let model = optimizer.prepare(Net::<B>::new(&Default::default()))?;
             let loss = model.loss(batch(0, group.rank(), 2));
             if group.rank() == 1 {
                 return Ok(loss); // whose graph gathers parameters
             }
             group.barrier("after the forward pass")?;
-            Ok::<_, ZeroError>(loss)
+            Ok::<_, UpdateError>(loss)
         });
         let [zero, one] = <[_; 2]>::try_from(results.unwrap()).unwrap();
         let left = zero.map(drop).unwrap_err();
         assert!(
             matches!(
                 left,
-                ZeroError::Ranks(RanksError::Group(GroupFault::PeerLeft { peer: 1, .. }))
+                UpdateError::Ranks(RanksError::Group(GroupFault::PeerLeft { peer: 1, .. }))
             ),
             "{stage:?}: {left}"
         );
@@ -135,8 +132,8 @@ fn gradients_of_two_backward_passes_may_be_read_apart() {
             on_ranks(2, |group| {
                 let rank = group.rank();
                 let mut optimizer =
-                    ZeroOptimizer::new(AdamWConfig::new().init(), group, small_buckets(stage))?;
-                let mut model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
+                    over_ranks(AdamWConfig::new().init(), group, small_buckets(stage))?;
+                let mut model = optimizer.prepare(Net::<B>::new(&Default::default()))?;
                 for step in 0..STEPS {
                     let first = model.loss(batch(step, rank, 2));
                     let gradients = if together {
@@ -146,7 +143,7 @@ fn gradients_of_two_backward_passes_may_be_read_apart() {
                     } else {
                         GradientsParams::from_grads(first.backward(), &model)
                     };
-                    model = optimizer.step(0.05, model, gradients);
+                    model = optimizer.step(0.05, model, gradients)?;
                 }
                 Ok(parameters(&model))
             })
@@ -162,8 +159,8 @@ fn leaves_that_nobody_prepared_are_reduced_in_the_step() {
             on_ranks(3, |group| {
                 let rank = group.rank();
                 let adam = AdamWConfig::new().init();
-                let mut optimizer = ZeroOptimizer::new(adam, group, small_buckets(stage))?;
-                let mut model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
+                let mut optimizer = over_ranks(adam, group, small_buckets(stage))?;
+                let mut model = optimizer.prepare(Net::<B>::new(&Default::default()))?;
                 for step in 0..STEPS {
                     if reload && step == 2 {
                         // Other leaves, the same ids.
@@ -171,7 +168,7 @@ fn leaves_that_nobody_prepared_are_reduced_in_the_step() {
                     }
                     let loss = model.loss(batch(step, rank, 3));
                     let gradients = GradientsParams::from_grads(loss.backward(), &model);
-                    model = optimizer.step(0.05, model, gradients);
+                    model = optimizer.step(0.05, model, gradients)?;
                 }
                 Ok(parameters(&model))
             })
@@ -188,8 +185,8 @@ fn several_devices_of_a_rank_are_added_up() {
             on_ranks(2, |group| {
                 let rank = group.rank();
                 let adam = AdamWConfig::new().init();
-                let mut optimizer = ZeroOptimizer::new(adam, group, small_buckets(stage))?;
-                let mut model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
+                let mut optimizer = over_ranks(adam, group, small_buckets(stage))?;
+                let mut model = optimizer.prepare(Net::<B>::new(&Default::default()))?;
                 for step in 0..STEPS {
                     let gradients = |part: usize| {
                         let loss = model.loss(batch(step, 2 * rank + part, 4));
@@ -200,12 +197,12 @@ fn several_devices_of_a_rank_are_added_up() {
                         let both = MultiGradientsParams {
                             grads: vec![(gradients(0), device), (gradients(1), device)],
                         };
-                        model = optimizer.step_multi(0.05, model, both);
+                        model = optimizer.step(0.05, model, both)?;
                     } else {
                         let loss = model.loss(batch(step, 2 * rank, 4))
                             + model.loss(batch(step, 2 * rank + 1, 4));
                         let gradients = GradientsParams::from_grads(loss.backward(), &model);
-                        model = optimizer.step(0.05, model, gradients);
+                        model = optimizer.step(0.05, model, gradients)?;
                     }
                 }
                 Ok(parameters(&model))
@@ -231,17 +228,17 @@ fn so_is_a_single_leaf_that_was_replaced_since_the_last_step() {
             on_ranks(2, |group| {
                 let rank = group.rank();
                 let adam = AdamWConfig::new().init();
-                let mut optimizer = ZeroOptimizer::new(adam, group, small_buckets(stage))?;
+                let mut optimizer = over_ranks(adam, group, small_buckets(stage))?;
                 let device = Default::default();
                 let model = Scaled {
-                    net: Net::new(&device),
+                    net: Net::<B>::new(&device),
                     factor: Param::from_tensor(Tensor::ones([elements], &device)),
                 };
-                let mut model = optimizer.prepare::<B, _>(model)?;
+                let mut model = optimizer.prepare(model)?;
                 for step in 0..STEPS {
                     let loss = model.net.loss(batch(step, rank, 2)) * model.factor.val().mean();
                     let gradients = GradientsParams::from_grads(loss.backward(), &model);
-                    model = optimizer.step(0.05, model, gradients);
+                    model = optimizer.step(0.05, model, gradients)?;
                     let clamped = |factor: Tensor<_, 1>| factor.clamp(0.0, 4.6).detach();
                     model.factor = model.factor.map(|factor| clamped(factor).require_grad());
                 }

@@ -10,17 +10,19 @@ use std::path::Path;
 use std::sync::Arc;
 
 use burn::backend::Autodiff;
-use burn::module::{Module, Param};
+use burn::module::{AutodiffModule, Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn::tensor::activation::gelu;
+use burn::tensor::backend::AutodiffBackend;
 use burn_checkpoint::Remat;
 use burn_flex::Flex;
+use burn_update::{Update, UpdateError};
 use burn_zero::record::{ShardedRecord, TensorSlice, TrainingState};
 use burn_zero::{
-    GroupOptions, ParameterShards, ProcessGroup, Sharded, Stage, ThreadGroup, ZeroError,
-    ZeroOptimizer, ZeroSettings,
+    GroupOptions, ParameterShards, ProcessGroup, ReduceOverRanks, Sharded, Stage, ThreadGroup,
+    ZeroSettings,
 };
 
 pub use parameters_of::parameters;
@@ -118,7 +120,7 @@ pub fn train_plain<O: Optimizer<Net<Plain>, Plain>>(
 /// Runs `rank` on as many threads, which must all give the same.
 pub fn on_ranks<R: PartialEq + Send + core::fmt::Debug>(
     world_size: usize,
-    rank: impl Fn(Arc<dyn ProcessGroup>) -> Result<R, ZeroError> + Sync,
+    rank: impl Fn(Arc<dyn ProcessGroup>) -> Result<R, UpdateError> + Sync,
 ) -> R {
     let mut results = on_each_rank(world_size, rank)
         .into_iter()
@@ -141,6 +143,19 @@ pub fn on_each_rank<R: Send>(
     .unwrap()
 }
 
+/// An update by `optimizer`, over the ranks of `group`.
+pub fn over_ranks<M, A>(
+    optimizer: impl Optimizer<ParameterShards<A>, A> + 'static,
+    group: Arc<dyn ProcessGroup>,
+    settings: ZeroSettings,
+) -> Result<Update<M, A>, UpdateError>
+where
+    M: AutodiffModule<A> + 'static,
+    A: AutodiffBackend,
+{
+    Update::new(optimizer).reduce(settings, group)
+}
+
 /// Trains for `steps` steps on as many ranks.
 pub fn train_sharded<O>(
     world_size: usize,
@@ -149,16 +164,16 @@ pub fn train_sharded<O>(
     steps: usize,
 ) -> Vec<Vec<f32>>
 where
-    O: Optimizer<ParameterShards<B>, B>,
+    O: Optimizer<ParameterShards<B>, B> + 'static,
 {
     on_ranks(world_size, |group| {
         let rank = group.rank();
-        let mut optimizer = ZeroOptimizer::new(optimizer(), group, sharding.clone())?;
-        let mut model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
+        let mut update = over_ranks(optimizer(), group, sharding.clone())?;
+        let mut model = update.prepare(Net::<B>::new(&Default::default()))?;
         for step in 0..steps {
             let loss = model.loss(batch(step, rank, world_size));
-            let gradients = GradientsParams::from_grads(loss.backward(), &model);
-            model = optimizer.step(0.05, model, gradients);
+            let gradients = update.backward(&model, loss);
+            model = update.step(0.05, model, gradients)?;
         }
         Ok(parameters(&model))
     })

@@ -46,17 +46,15 @@ fn sharded(world_size: usize, stage: Stage, reduction: ReduceOp) -> Vec<Vec<f32>
             reduction,
             ..small_buckets(stage)
         };
-        let mut zero = ZeroOptimizer::new(AdamWConfig::new().init(), group, sharding)?;
-        let mut model = zero.prepare::<B, _>(Net::new(&Default::default()))?;
-        let items = zero.items_of_all_ranks();
-        let mut optimizer = MultiSteps::new(zero, AccumConfig::tokens(WINDOW))
-            .unwrap()
-            .with_items_of_all_ranks(items);
+        let update = over_ranks(AdamWConfig::new().init(), group, sharding)?;
+        let mut update = update.accumulate(AccumConfig::tokens(WINDOW))?;
+        let mut model = update.prepare(Net::<B>::new(&Default::default()))?;
         for step in 0..STEPS {
             let rows = uneven(step, rank, world_size);
             let [items, _] = rows.dims();
-            let gradients = Counted::mean(model.loss(rows), items).backward(&model);
-            model = optimizer.step(0.05, model, gradients);
+            let loss = Counted::mean(model.loss(rows), items);
+            let gradients = update.backward(&model, loss);
+            model = update.step(0.05, model, gradients)?;
         }
         Ok(parameters(&model))
     })
@@ -86,18 +84,17 @@ fn many_items_take_none_of_the_range_of_f16() {
     let train = |world_size, stage| {
         on_ranks(world_size, |group| {
             let rank = group.rank();
-            let mut zero =
-                ZeroOptimizer::new(AdamWConfig::new().init(), group, small_buckets(stage))?;
-            let mut model = zero.prepare::<Half, _>(Net::new(&Default::default()))?;
-            let items = zero.items_of_all_ranks();
-            let window = MultiSteps::new(zero, AccumConfig::tokens(WINDOW)).unwrap();
             let scaler = GradScaler::new(GradScalerConfig::fixed(1024.0)).unwrap();
-            let mut optimizer = scaler.wrap(window.with_items_of_all_ranks(items));
+            let mut update = over_ranks(AdamWConfig::new().init(), group, small_buckets(stage))?
+                .accumulate(AccumConfig::tokens(WINDOW))?
+                .scale(scaler.clone())?;
+            let mut model = update.prepare(Net::<Half>::new(&Default::default()))?;
             for step in 0..STEPS {
                 let rows = uneven(step, rank, world_size);
                 let [items, _] = rows.dims();
-                let gradients = Counted::mean(model.loss(rows), items * 65_536).backward(&model);
-                model = optimizer.step(0.05, model, gradients);
+                let loss = Counted::mean(model.loss(rows), items * 65_536);
+                let gradients = update.backward(&model, loss);
+                model = update.step(0.05, model, gradients)?;
             }
             assert_eq!(scaler.skipped_steps(), 0);
             Ok(parameters(&model))

@@ -3,9 +3,8 @@
 #[path = "../support/wide.rs"]
 mod model;
 
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::optim::AdamWConfig;
 use burn::prelude::*;
-use burn_zero::ZeroOptimizer;
 
 use super::support::*;
 use model::{WIDTH, Wide};
@@ -17,14 +16,14 @@ fn ranks_train_a_model_of_57_kib_by_value() {
         let trained = on_ranks(2, |group| {
             let rank = group.rank();
             let settings = small_buckets(stage);
-            let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group, settings)?;
+            let mut optimizer = over_ranks(AdamWConfig::new().init(), group, settings)?;
             let device = Default::default();
-            let mut model = optimizer.prepare::<B, _>(Wide::new(&device))?;
+            let mut model = optimizer.prepare(Wide::<B>::new(&device))?;
             let before = parameters(&model);
             for _ in 0..2 {
                 let x = Tensor::full([1, 2, WIDTH], 1.0 + rank as f32, &device);
-                let gradients = GradientsParams::from_grads(model.loss(x).backward(), &model);
-                model = optimizer.step(0.05, model, gradients);
+                let gradients = optimizer.backward(&model, model.loss(x));
+                model = optimizer.step(0.05, model, gradients)?;
             }
             let after = parameters(&model);
             assert!(before.iter().zip(&after).all(|(a, b)| a != b));
