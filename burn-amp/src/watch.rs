@@ -2,7 +2,6 @@
 //! every result.
 #![deny(clippy::missing_trait_methods)]
 
-use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::marker::PhantomData;
@@ -13,7 +12,7 @@ use burn::module::{AutodiffModule, ParamId};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::read_sync;
 use burn_backend::{Backend, BackendTypes, DType, TensorMetadata};
-use burn_decorator::cell::with_value;
+use burn_decorator::carried::{carry, hide, with};
 use burn_decorator::gradient::{Pass, non_finite_on_any_rank, pass};
 use burn_decorator::module::{for_each_float, independent, map_floats};
 use burn_decorator::types::*;
@@ -86,18 +85,12 @@ struct Found {
     first: Option<FirstNonFinite>,
 }
 
-thread_local! {
-    static FOUND: RefCell<Option<Found>> = const { RefCell::new(None) };
-    /// The parameter that is made at this moment.
-    static PARAMETER: RefCell<Option<Arc<str>>> = const { RefCell::new(None) };
-}
+/// The path of the parameter that is made.
+struct Made(Arc<str>);
 
 /// Runs `f`, whose operations are no part of the user's step.
 pub(crate) fn unseen<R>(f: impl FnOnce() -> R) -> R {
-    let found = FOUND.take();
-    let done = f();
-    FOUND.set(found);
-    done
+    hide::<Found, _>(f)
 }
 
 /// Runs `step`, a forward and a backward pass, on a copy of `module`, and returns the first
@@ -135,7 +128,7 @@ where
     M: AutodiffModule<B>,
 {
     let module = labelled::<B, M>(independent::<B, M>(module));
-    let (_, found) = with_value(&FOUND, Found::default(), || step(&module));
+    let (_, found) = carry(Found::default(), || step(&module));
     found?.first
 }
 
@@ -231,16 +224,15 @@ fn key<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> (ThreadId, Option
 fn labelled<B: AutodiffBackend, M: AutodiffModule<B>>(module: M) -> M {
     map_floats(module, |path, _, tensor: FloatTensor<B>| {
         let is_require_grad = B::float_is_require_grad(&tensor);
-        PARAMETER.set(Some(path.into()));
-        let tensor = B::InnerBackend::float_mul_scalar(B::inner(tensor), Scalar::Float(1.0));
-        PARAMETER.set(None);
+        let again = || B::InnerBackend::float_mul_scalar(B::inner(tensor), Scalar::Float(1.0));
+        let (tensor, _) = carry(Made(path.into()), again);
         B::float_set_require_grad(B::from_inner(tensor), is_require_grad)
     })
 }
 
 /// Whether something looks at results: until the first operation is found.
 fn looks() -> bool {
-    FOUND.with_borrow(|found| found.as_ref().is_some_and(|found| found.first.is_none()))
+    with(|found: &mut Found| found.first.is_none()) == Some(true)
 }
 
 fn read<B: Backend>(tensor: &B::FloatTensorPrimitive) -> TensorData {
@@ -278,7 +270,7 @@ impl Call {
             let (device, dtype) = (B::float_device(&tensor), tensor.dtype());
             tensor = B::float_zeros(tensor.shape(), &device, dtype.into());
         }
-        let made = PARAMETER.with_borrow(Option::clone);
+        let made = with(|made: &mut Made| made.0.clone());
         let infinite = self.looks.then(|| {
             let data = read::<B>(&tensor);
             self.look(&data);
@@ -295,8 +287,7 @@ impl Call {
     fn look(&self, data: &TensorData) {
         let is_bad = |x: f64| x.is_nan() || x.is_infinite() && !self.may_be_infinite;
         let largest = data.iter::<f64>().map(f64::abs).fold(0.0, f64::max);
-        FOUND.with_borrow_mut(|found| {
-            let Some(found) = found else { return };
+        with(|found: &mut Found| {
             if self.parameter.is_some() {
                 found.parameter.clone_from(&self.parameter);
             }

@@ -16,25 +16,20 @@
 //! assert!(!fused::differentiates_attention(|| true));
 //! ```
 
-use std::cell::Cell;
+use crate::carried::{carry, with};
 
-thread_local! {
-    /// The answer so far, while somebody asks.
-    static ANSWER: Cell<Option<bool>> = const { Cell::new(None) };
-}
+/// The answer so far.
+struct DifferentiatesAttention(bool);
 
 /// Whether `attention` is one operation of a backend with autodiff, with its softmax in at least
 /// f32. `ad_enabled` calls `Backend::ad_enabled` of that backend.
 pub fn differentiates_attention(ad_enabled: impl FnOnce() -> bool) -> bool {
-    ANSWER.set(Some(false));
-    let ad_enabled = ad_enabled();
-    ANSWER.take() == Some(true) && ad_enabled
+    let (ad_enabled, answer) = carry(DifferentiatesAttention(false), ad_enabled);
+    answer.is_some_and(|answer| answer.0) && ad_enabled
 }
 
 /// Says so, if somebody asks.
 #[inline]
 pub fn say_attention() {
-    if ANSWER.get().is_some() {
-        ANSWER.set(Some(true));
-    }
+    with(|answer: &mut DifferentiatesAttention| answer.0 = true);
 }

@@ -1,28 +1,33 @@
 //! Facts about gradients that backends and optimizer decorators of different crates share on the
 //! thread that trains.
 //!
-//! There are five, each a thread-local, because Burn's traits have no argument for them: that data
-//! from the host is a gradient, which pass of a step runs, which ranks decide together about
-//! gradients, what an accumulation found out about a micro-batch for the loss scaler around it, and
-//! which gradients overflowed after that.
+//! Burn's traits have no argument for them: that data from the host is a gradient, which pass of a
+//! step runs, which ranks decide together about gradients, what an accumulation found out about a
+//! micro-batch for the loss scaler around it, and which gradients overflowed after that.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::cell::{Scope, with_value};
+use crate::carried::{carry, is_carried, with};
+use crate::cell::Scope;
 
 thread_local! {
-    static LOADING: Cell<bool> = const { Cell::new(false) };
     static PASS: Cell<Option<Running>> = const { Cell::new(None) };
     static RANKS: RefCell<Vec<Weak<dyn Ranks>>> = const { RefCell::new(Vec::new()) };
     static ON_HOST: RefCell<Vec<Weak<dyn Any + Send + Sync>>> = const { RefCell::new(Vec::new()) };
-    /// The names that [`report_overflow`] was given; `None` outside of [`catch_overflow`].
-    static OVERFLOWED: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
-    /// What [`report_verdict`] was given; `None` outside of [`catch_verdict`].
-    static VERDICT: RefCell<Option<Option<MicroBatch>>> = const { RefCell::new(None) };
 }
+
+/// Data from the host is a gradient.
+struct Loading;
+
+/// The names that [`report_overflow`] was given.
+#[derive(Default)]
+struct Overflowed(Vec<String>);
+
+/// What [`report_verdict`] was given.
+struct AwaitedVerdict(Option<MicroBatch>);
 
 /// Runs `load`, in which tensors from host data are gradients or sums of gradients: a backend that
 /// treats gradients differently from activations, such as autocast, then marks them like gradients
@@ -34,14 +39,13 @@ thread_local! {
 /// assert!(load(is_loading) && !is_loading());
 /// ```
 pub fn load<R>(load: impl FnOnce() -> R) -> R {
-    let _loading = Scope::enter(&LOADING, true);
-    load()
+    carry(Loading, load).0
 }
 
 /// Whether the caller is inside [`load`], where tensors from host data are gradients.
 #[inline]
 pub fn is_loading() -> bool {
-    LOADING.get()
+    is_carried::<Loading>()
 }
 
 /// The pass of a training step that a thread is in, as told by the code that runs it. A forward pass
@@ -184,24 +188,22 @@ pub struct MicroBatch {
 /// ([`Inside::checks`](crate::message::Inside::checks)), and returns what is known of the
 /// micro-batch; `None` if the step was a message.
 pub fn catch_verdict<R>(step: impl FnOnce() -> R) -> (R, Option<MicroBatch>) {
-    let (result, verdict) = with_value(&VERDICT, None, step);
-    (result, verdict.flatten())
+    let (result, verdict) = carry(AwaitedVerdict(None), step);
+    (result, verdict.and_then(|verdict| verdict.0))
 }
 
 /// Whether a loss scaler around this step waits for a [`report_verdict`]: a micro-batch with a
 /// non-finite gradient then counts for nothing, as if it had not arrived.
 pub fn awaits_verdict() -> bool {
-    VERDICT.with_borrow(Option::is_some)
+    is_carried::<AwaitedVerdict>()
 }
 
 /// Gives the loss scaler around this step, if there is one, the micro-batch's `Arc<Verdict>`, and
 /// whether it [is an update](MicroBatch::is_update).
 pub fn report_verdict(verdict: impl Any, is_update: bool) {
-    VERDICT.with_borrow_mut(|waiting| {
-        if let Some(waiting) = waiting {
-            let verdict = Box::new(verdict);
-            *waiting = Some(MicroBatch { verdict, is_update });
-        }
+    with(|awaited: &mut AwaitedVerdict| {
+        let verdict = Box::new(verdict);
+        awaited.0 = Some(MicroBatch { verdict, is_update });
     });
 }
 
@@ -218,14 +220,14 @@ pub fn report_verdict(verdict: impl Any, is_update: bool) {
 /// assert!(!report_overflow(Vec::new()), "no loss scaler takes note");
 /// ```
 pub fn catch_overflow<R>(step: impl FnOnce() -> R) -> (R, Vec<String>) {
-    let (result, names) = with_value(&OVERFLOWED, Vec::new(), step);
-    (result, names.unwrap_or_default())
+    let (result, overflowed) = carry(Overflowed::default(), step);
+    (result, overflowed.unwrap_or_default().0)
 }
 
 /// Runs `step`, and returns whether it [reported an overflow](report_overflow) to a loss scaler
 /// around it: then the step was left out.
 pub fn is_left_out<R>(step: impl FnOnce() -> R) -> (R, bool) {
-    let reported = || OVERFLOWED.with_borrow(|all| all.as_ref().map_or(0, Vec::len));
+    let reported = || with(|overflowed: &mut Overflowed| overflowed.0.len()).unwrap_or(0);
     let before = reported();
     let result = step();
     (result, reported() > before)
@@ -234,11 +236,5 @@ pub fn is_left_out<R>(step: impl FnOnce() -> R) -> (R, bool) {
 /// Tells a loss scaler around this step which parameters' gradients overflowed; `names` must be the
 /// same on all ranks. Returns whether there is a loss scaler; if so, the caller skips its step.
 pub fn report_overflow(names: Vec<String>) -> bool {
-    OVERFLOWED.with_borrow_mut(|overflowed| match overflowed {
-        Some(overflowed) => {
-            overflowed.extend(names);
-            true
-        }
-        None => false,
-    })
+    with(|overflowed: &mut Overflowed| overflowed.0.extend(names)).is_some()
 }

@@ -75,8 +75,8 @@
 //!
 //! What decorators of optimizers have in common: [`record`], saved state around that of the wrapped
 //! optimizer; [`ranks`], how clones that share state make a copy of their own for a rank;
-//! [`message`], how a decorator is reached inside of others; [`cell`], values of a thread while
-//! something runs; [`gradient`], what backends and optimizers must know about gradients; [`tape`],
+//! [`message`], how a decorator is reached inside of others; [`carried`], what a call carries to
+//! code inside of it; [`cell`], flags of a thread while something runs; [`gradient`], what backends and optimizers must know about gradients; [`tape`],
 //! how code above decorators reaches autodiff's tensors below them; [`fused`], whether attention is
 //! one operation there; [`warn`], warnings that reach a user without a logger; [`weight`], what a
 //! loss was multiplied by; [`ensure_mended`], which refuses LibTorch without its mends;
@@ -102,6 +102,7 @@
 #[cfg(feature = "autodiff")]
 pub mod autodiff;
 mod block;
+pub mod carried;
 pub mod cell;
 #[cfg(feature = "module")]
 pub mod device;

@@ -29,9 +29,7 @@
 //! assert_eq!((window.open, window.updates), (0, 1));
 //! ```
 
-use core::cell::Cell;
-
-use crate::cell::Scope;
+use crate::carried::{carry, hide, with};
 
 /// The request of a step without gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,44 +59,32 @@ pub struct Inside {
     pub ranks: bool,
 }
 
-thread_local! {
-    static MESSAGE: Cell<Option<Message>> = const { Cell::new(None) };
-    static INSIDE: Cell<Inside> = const {
-        Cell::new(Inside { loss_scaler: false, accumulation: false, checks: false, ranks: false })
-    };
-}
-
 /// Runs `step`, which is a call of an optimizer's `step` without gradients, as `message`.
 pub fn send<R>(message: Message, step: impl FnOnce() -> R) -> R {
-    let _scope = Scope::enter(&MESSAGE, Some(message));
-    step()
+    carry(message, step).0
 }
 
 /// The message that this call of `step` carries; `None` if it is an ordinary step.
 pub fn received() -> Option<Message> {
-    MESSAGE.get()
+    with(|message: &mut Message| *message)
 }
 
 /// Runs `act`, the handling of a message. Calls of `step` in it are ordinary steps.
 pub fn answer<R>(act: impl FnOnce() -> R) -> R {
-    let _scope = Scope::enter(&MESSAGE, None);
-    act()
+    hide::<Message, _>(act)
 }
 
 /// Runs `step`, which is a call of an optimizer's `step` without gradients, and returns which
 /// decorators that optimizer contains.
 pub fn describe<R>(step: impl FnOnce() -> R) -> (R, Inside) {
-    let _scope = Scope::enter(&INSIDE, Inside::default());
-    let result = send(Message::Describe, step);
-    (result, INSIDE.get())
+    let (result, inside) = carry(Inside::default(), || send(Message::Describe, step));
+    (result, inside.unwrap_or_default())
 }
 
 /// Answers [`Message::Describe`], if this step carries it: `tell` sets the caller's field.
 pub fn report(tell: impl FnOnce(&mut Inside)) {
     if received() == Some(Message::Describe) {
-        let mut inside = INSIDE.get();
-        tell(&mut inside);
-        INSIDE.set(inside);
+        with(tell);
     }
 }
 

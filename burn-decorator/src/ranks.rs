@@ -31,20 +31,16 @@
 //! ```
 
 use core::any::Any;
-use core::cell::RefCell;
 use core::fmt;
 use core::ops::Deref;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::cell::with_value;
+use crate::carried::{carry, is_carried, with};
 
 /// The copies of one [`copy_for_rank`], by the addresses of their originals.
-type Copies = HashMap<usize, Box<dyn Any>>;
-
-thread_local! {
-    static COPIES: RefCell<Option<Copies>> = const { RefCell::new(None) };
-}
+#[derive(Default)]
+struct Copies(HashMap<usize, Box<dyn Any>>);
 
 /// State that clones share, and that can be copied for a rank.
 pub trait ForRank {
@@ -56,12 +52,12 @@ pub trait ForRank {
 /// thread of the rank that gets the copy: a value may belong to a thread, such as a loss scaler.
 /// The originals must live until `copy` returns.
 pub fn copy_for_rank<R>(copy: impl FnOnce() -> R) -> R {
-    with_value(&COPIES, Copies::new(), copy).0
+    carry(Copies::default(), copy).0
 }
 
 /// Whether this thread is inside of [`copy_for_rank`].
 pub fn is_copying() -> bool {
-    COPIES.with_borrow(Option::is_some)
+    is_carried::<Copies>()
 }
 
 /// An `Arc` whose clones share its value, except clones made in [`copy_for_rank`].
@@ -85,18 +81,14 @@ impl<T: ForRank + 'static> Clone for Shared<T> {
             return Self(self.0.clone());
         }
         let address = Arc::as_ptr(&self.0).addr();
-        let copied = COPIES.with_borrow(|copies| {
-            let copy = copies.as_ref()?.get(&address)?;
+        let copied = with(|copies: &mut Copies| {
+            let copy = copies.0.get(&address)?;
             copy.downcast_ref::<Arc<T>>().cloned()
         });
-        // Outside of the borrow: the value may itself have shared parts.
-        Self(copied.unwrap_or_else(|| {
+        // Not while the copies are read: the value may itself have shared parts.
+        Self(copied.flatten().unwrap_or_else(|| {
             let copy = Arc::new(self.0.for_rank());
-            COPIES.with_borrow_mut(|copies| {
-                if let Some(copies) = copies {
-                    copies.insert(address, Box::new(copy.clone()));
-                }
-            });
+            with(|copies: &mut Copies| copies.0.insert(address, Box::new(copy.clone())));
             copy
         }))
     }

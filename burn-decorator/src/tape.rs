@@ -33,9 +33,8 @@
 //! ```
 
 use std::any::Any;
-use std::cell::{Cell, RefCell};
 
-use crate::cell::Scope;
+use crate::carried::{carry, with};
 
 /// What can be done with tensors `T` of a backend with autodiff.
 pub struct Tape<T> {
@@ -70,46 +69,39 @@ impl<T: 'static> Tape<T> {
     }
 }
 
-thread_local! {
-    static ASKED: Cell<bool> = const { Cell::new(false) };
-    static FOUND: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
-}
+/// The [`Tape`] that was found so far, of the tensors that the question has come to on its way out.
+struct Found(Option<Box<dyn Any>>);
 
 /// The tape of tensors `T`, where `rank` is `TensorMetadata::rank` of one of them; `None` where no
 /// decorator below autodiff offers one.
 pub fn find<T: 'static>(rank: impl FnOnce() -> usize) -> Option<Tape<T>> {
-    let asked = Scope::enter(&ASKED, true);
-    rank();
-    drop(asked);
-    let found = FOUND.take()?.downcast::<Tape<T>>().ok()?;
-    Some(*found)
+    let (_, found) = carry(Found(None), rank);
+    let tape = found?.0?.downcast().ok()?;
+    Some(*tape)
 }
 
 /// Offers the tape of the tensors of autodiff directly above, if [`find`] asks.
 #[inline]
 pub fn offer<T: 'static>(tape: impl FnOnce() -> Tape<T>) {
-    if ASKED.get() {
-        FOUND.set(Some(Box::new(tape())));
-    }
+    with(|found: &mut Found| found.0 = Some(Box::new(tape())));
 }
 
 /// Converts the tape of inner tensors `T`, if one was offered, to one of tensors `W`, each of which
 /// holds one `T`.
 #[inline]
 pub fn wrap<T: 'static, W: 'static>(peek: fn(&W) -> &T, unwrap: fn(W) -> T, wrap: fn(T) -> W) {
-    if !ASKED.get() {
-        return;
-    }
-    let inner = match FOUND.take().map(|found| found.downcast::<Tape<T>>()) {
-        Some(Ok(inner)) => inner,
-        other => return FOUND.set(other.and_then(Result::err)),
-    };
-    let Tape { is_tracked, attach } = *inner;
-    let outer = Tape::<W>::new(
-        move |tensor| is_tracked(peek(tensor)),
-        move |loss, operand, gradient| {
-            wrap(attach(unwrap(loss), unwrap(operand), unwrap(gradient)))
-        },
-    );
-    FOUND.set(Some(Box::new(outer)));
+    with(|found: &mut Found| {
+        let inner = found.0.take_if(|tape| tape.is::<Tape<T>>());
+        let Some(inner) = inner.and_then(|tape| tape.downcast::<Tape<T>>().ok()) else {
+            return;
+        };
+        let Tape { is_tracked, attach } = *inner;
+        let outer = Tape::<W>::new(
+            move |tensor| is_tracked(peek(tensor)),
+            move |loss, operand, gradient| {
+                wrap(attach(unwrap(loss), unwrap(operand), unwrap(gradient)))
+            },
+        );
+        found.0 = Some(Box::new(outer));
+    });
 }

@@ -4,14 +4,7 @@
 //! decorator that scales it divides by the weight and multiplies the f32 gradients instead; a
 //! decorator below that passes gradients on during backward multiplies its own.
 
-use std::any::Any;
-use std::cell::RefCell;
-
-use crate::cell::with_value;
-
-thread_local! {
-    static OFFERED: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
-}
+use crate::carried;
 
 /// What the loss was multiplied by: a tensor primitive of one f32 element, of the inner backend.
 pub struct LossWeight<T>(pub T);
@@ -22,17 +15,12 @@ pub struct GradientWeight<T>(pub T);
 /// Runs `backward`, in which a decorator below may [`take`] the weight. Returns the weight if none
 /// did.
 pub fn offer<W: 'static, R>(weight: W, backward: impl FnOnce() -> R) -> (R, Option<W>) {
-    let (result, left) = with_value(&OFFERED, Box::new(weight) as Box<dyn Any>, backward);
-    let left = left.and_then(|weight| weight.downcast().ok());
-    (result, left.map(|weight| *weight))
+    carried::carry(weight, backward)
 }
 
 /// The weight that is offered, if it is of this type: who takes it applies it.
 pub fn take<W: 'static>() -> Option<W> {
-    OFFERED.with_borrow_mut(|offered| {
-        let weight = offered.take_if(|weight| weight.is::<W>())?;
-        weight.downcast().ok().map(|weight| *weight)
-    })
+    carried::take()
 }
 
 #[cfg(test)]

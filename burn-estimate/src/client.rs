@@ -4,7 +4,7 @@
 //! marks the last use of each tensor. The [`Ledger`] of the device follows the operations; nothing
 //! is computed.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,7 +13,7 @@ use burn_backend::{
     TensorMetadata,
 };
 use burn_checkpoint::is_replaying;
-use burn_decorator::cell::with_value;
+use burn_decorator::carried::{carry, with};
 use burn_decorator::simulated::set_inexact;
 use burn_ir::{CustomOpIr, OperationIr, TensorId, TensorIr};
 use burn_router::{BackendRouter, MultiBackendBridge, RouterTensor, RunnerChannel, RunnerClient};
@@ -62,9 +62,10 @@ pub(crate) type Tensor = RouterTensor<Client>;
 thread_local! {
     /// The operation that this thread registers.
     static ROW: Cell<&'static Row> = const { Cell::new(&Row { name: "", work: "fixed", group: "" }) };
-    /// The parameter that this thread names, if it does.
-    static LABEL: RefCell<Option<Arc<str>>> = const { RefCell::new(None) };
 }
+
+/// The path of the parameter that operands are labelled as.
+struct Label(Arc<str>);
 
 /// Sets the row of the operation that the router registers next.
 pub(crate) fn announce(row: &'static Row) {
@@ -73,7 +74,7 @@ pub(crate) fn announce(row: &'static Row) {
 
 /// Calls `touch`, in which the operand of each operation is labelled as the parameter of this name.
 pub(crate) fn label(name: &str, touch: impl FnOnce()) {
-    with_value(&LABEL, name.into(), touch);
+    carry(Label(name.into()), touch);
 }
 
 /// One operation on `operands` with a result of each shape and type, as a kernel of its own.
@@ -127,7 +128,7 @@ impl RunnerClient for Client {
     type Device = MetaDevice;
 
     fn register_op(&self, op: OperationIr) {
-        let label = LABEL.with_borrow(|label| label.clone());
+        let label = with(|label: &mut Label| label.0.clone());
         // A budget may have evicted the parameter: the operations that replay it are not labelled.
         if let Some(label) = label.filter(|_| !is_replaying()) {
             self.drain();

@@ -1,11 +1,10 @@
 //! The scale that `backward` uses.
 
 use std::any::Any;
-use std::cell::RefCell;
 use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor, backend::Backend};
-use burn_decorator::cell::with_value;
+use burn_decorator::carried::{carry, is_carried, with};
 use burn_decorator::non_finite::{exact, on};
 
 use super::deferred::{Factor, inverse};
@@ -15,15 +14,7 @@ use super::{overflow::LossProbe, registry};
 use crate::FirstNonFinite;
 use crate::cast::Lineage;
 
-thread_local! {
-    /// What the caller of `backward` said about its losses; Burn's `backward` has no argument for
-    /// it.
-    static SAID: RefCell<Option<Said>> = const { RefCell::new(None) };
-    /// What is seen of the losses and gradients of a step.
-    static SEEN: RefCell<Option<Seen>> = const { RefCell::new(None) };
-}
-
-/// Whose a loss is.
+/// Whose a loss is: what the caller of `backward` says, which has no argument for it.
 #[derive(Clone)]
 pub(crate) enum Said {
     /// This scaler's.
@@ -36,7 +27,7 @@ pub(crate) enum Said {
 
 /// Runs `backward`, in which losses are whose `said` says.
 pub(crate) fn saying<R>(said: Said, backward: impl FnOnce() -> R) -> R {
-    with_value(&SAID, said, backward).0
+    carry(said, backward).0
 }
 
 /// What was seen of a step: whether a loss or a gradient was non-finite, and what the loss was
@@ -55,19 +46,18 @@ struct Total<I: Backend>(Tensor<I, 1>);
 
 /// Runs `step` and tells what was seen of it.
 pub(crate) fn watching<R>(step: impl FnOnce() -> R) -> (R, Seen) {
-    let (result, seen) = with_value(&SEEN, Seen::default(), step);
+    let (result, seen) = carry(Seen::default(), step);
     (result, seen.unwrap_or_default())
 }
 
 /// Whether this thread watches a step.
 pub(crate) fn is_watching() -> bool {
-    SEEN.with_borrow(Option::is_some)
+    is_carried::<Seen>()
 }
 
 /// Adds a loss, or a gradient that is read, to what is seen of the step.
 pub(crate) fn see<I: Backend>(tensor: Tensor<I, 1>) {
-    SEEN.with_borrow_mut(|seen| {
-        let Some(seen) = seen else { return };
+    with(|seen: &mut Seen| {
         let one = exact(tensor);
         let before = seen.total.take().and_then(|total| total.downcast().ok());
         let total = match before {
@@ -119,7 +109,7 @@ pub(crate) fn active_scale<I: Backend>(
     unscaled: impl FnOnce() -> Tensor<I, 1>,
 ) -> [Factor<Tensor<I, 1>>; 2] {
     let on_host = |scale: f32| [Factor::Host(scale), Factor::Host(inverse(scale))];
-    let scaler = match SAID.with_borrow(Clone::clone) {
+    let scaler = match with(|said: &mut Said| said.clone()) {
         Some(Said::Scale(scale)) => return on_host(scale),
         Some(Said::Unscaled) => None,
         Some(Said::Scaler(scaler)) => {
@@ -144,10 +134,8 @@ pub(crate) fn active_scale<I: Backend>(
             // at its scale.
             state.settle();
             let scale = state.scale();
-            SEEN.with_borrow_mut(|seen| {
-                if let Some(seen) = seen {
-                    (seen.scale, seen.scaler) = (Some(scale), Some(scaler.clone()));
-                }
+            with(|seen: &mut Seen| {
+                (seen.scale, seen.scaler) = (Some(scale), Some(scaler.clone()));
             });
             on_host(scale)
         }

@@ -3,7 +3,6 @@
 //! A scope keeps its results. It finds them by reading the shape of each: a call that reaches the
 //! tensor of `Remat` through all decorators.
 
-use std::cell::Cell;
 use std::sync::Arc;
 
 use burn::nn::attention::MhaOutput;
@@ -13,6 +12,8 @@ use burn::tensor::{BasicOps, Tensor, TensorKind};
 use burn::train::{
     ClassificationOutput, MultiLabelClassificationOutput, RegressionOutput, SequenceOutput,
 };
+
+use burn_decorator::carried::{carry, with};
 
 use crate::node::entry::AnyEntry;
 use crate::record::context;
@@ -34,21 +35,20 @@ pub trait Outputs {
     fn touch(&self);
 }
 
-thread_local! {
-    static TOUCHED: Cell<usize> = const { Cell::new(0) };
-}
+/// The number of tensors that were touched.
+#[derive(Default)]
+struct Touched(usize);
 
 /// Runs a function that touches results. Returns the number of tensors among them, and the nodes of
 /// the managed ones.
 pub(crate) fn collect(touch: impl FnOnce()) -> (usize, Vec<Arc<dyn AnyEntry>>) {
-    TOUCHED.set(0);
-    let managed = context::collecting(touch);
-    (TOUCHED.get(), managed)
+    let (managed, touched) = carry(Touched::default(), || context::collecting(touch));
+    (touched.unwrap_or_default().0, managed)
 }
 
 impl<B: Backend, const D: usize, K: TensorKind<B> + BasicOps<B>> Outputs for Tensor<B, D, K> {
     fn touch(&self) {
-        TOUCHED.set(TOUCHED.get() + 1);
+        with(|touched: &mut Touched| touched.0 += 1);
         let _ = self.shape();
     }
 }

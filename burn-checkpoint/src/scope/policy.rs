@@ -1,12 +1,11 @@
 //! What becomes of a tensor at the end of its scope.
 
-use std::cell::Cell;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
 use burn_backend::{DType, Shape};
-use burn_decorator::cell::Scope;
+use burn_decorator::carried::{carry, is_carried};
 
 use crate::record::op::OpInfo;
 use crate::record::work::Work;
@@ -97,10 +96,8 @@ impl Deref for OpCall<'_> {
 #[derive(Clone)]
 pub struct PerOperation(Arc<dyn Fn(&OpCall<'_>) -> SavePolicy + Send + Sync>);
 
-thread_local! {
-    /// Whether such a function runs.
-    static ASKING: Cell<bool> = const { Cell::new(false) };
-}
+/// Such a function runs.
+struct Asking;
 
 impl Policy {
     /// A policy that calls `save_policy` for each operation that can be run again: once the result
@@ -146,11 +143,8 @@ impl Policy {
         match self {
             Self::Offload => SavePolicy::Offload,
             // The function itself runs the operation.
-            Self::PerOperation(_) if ASKING.get() => SavePolicy::Keep,
-            Self::PerOperation(policy) => {
-                let _asking = Scope::enter(&ASKING, true);
-                (policy.0)(call)
-            }
+            Self::PerOperation(_) if is_carried::<Asking>() => SavePolicy::Keep,
+            Self::PerOperation(policy) => carry(Asking, || (policy.0)(call)).0,
             _ if self.keeps(call.op) => SavePolicy::Keep,
             _ => SavePolicy::Recompute,
         }

@@ -5,8 +5,6 @@
 //! when the leaf was used: Burn runs the tape by depth, so the hook runs directly after all later
 //! operations.
 
-use std::any::Any;
-use std::cell::RefCell;
 use std::sync::Arc;
 
 use burn_autodiff::checkpoint::base::Checkpointer;
@@ -18,7 +16,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend, Shape, TensorMetadata};
 use burn_decorator::HostRead;
 use burn_decorator::autodiff::AutodiffTensor;
-use burn_decorator::cell::with_value;
+use burn_decorator::carried::{carry, with};
 
 use super::leaves::{Depth, OwnLeaf, Use, begin_use, leaves};
 use crate::reduce::GradientReducer;
@@ -71,15 +69,13 @@ fn leaf<B: Backend>(node: u64, like: FloatTensor<B>) -> FloatTensor<Autodiff<B>>
     leaf
 }
 
-thread_local! {
-    /// The factor of the gradients that leave the graph in this thread's backward pass: a tensor of
-    /// one f32 element.
-    static WEIGHT: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
-}
+/// The factor of the gradients that leave the graph in a backward pass: a tensor of one f32
+/// element.
+struct LeavingWeight<T>(T);
 
 /// Runs a backward pass whose gradients are multiplied by `weight` when they leave the graph.
 pub(super) fn weighted<B: Backend, R>(weight: FloatTensor<B>, backward: impl FnOnce() -> R) -> R {
-    with_value(&WEIGHT, Box::new(weight) as Box<dyn Any>, backward).0
+    carry(LeavingWeight(weight), backward).0
 }
 
 /// A gradient times a tensor of one f32 element.
@@ -95,8 +91,7 @@ pub(super) fn times<B: Backend>(
 /// Starts to copy a gradient that leaves the graph to the host, multiplied by the weight of the
 /// backward pass, if any.
 fn read<B: Backend>(gradient: FloatTensor<B>) -> HostRead {
-    let weight =
-        WEIGHT.with_borrow(|weight| weight.as_ref()?.downcast_ref::<FloatTensor<B>>().cloned());
+    let weight = with(|weight: &mut LeavingWeight<FloatTensor<B>>| weight.0.clone());
     HostRead::start::<B>(match weight {
         Some(weight) => times::<B>(gradient, weight),
         None => gradient,

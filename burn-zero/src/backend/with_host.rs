@@ -2,12 +2,11 @@
 #![deny(clippy::missing_trait_methods)]
 
 use core::fmt;
-use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
 use burn_backend::{Backend, BackendTypes, TensorMetadata};
-use burn_decorator::cell::Scope;
+use burn_decorator::carried::{carry, is_carried};
 use burn_decorator::simulated::values_are_simulated;
 use burn_decorator::types::*;
 use burn_decorator::{kind_type, map_operand, map_result};
@@ -48,15 +47,13 @@ impl<B: Backend> Backend for WithHost<B> {
     }
 }
 
-thread_local! {
-    static STAYS: Cell<bool> = const { Cell::new(false) };
-}
+/// Data that becomes a tensor stays in host memory.
+struct StaysOnHost;
 
 /// A tensor of data that stays in host memory, if the backend has a [`WithHost`] in it; otherwise
 /// one on the device.
 pub(crate) fn on_host<I: Backend>(data: TensorData, device: &I::Device) -> FloatTensor<I> {
-    let _stays = Scope::enter(&STAYS, true);
-    I::float_from_data(data, device)
+    carry(StaysOnHost, || I::float_from_data(data, device)).0
 }
 
 /// A float tensor of [`WithHost`].
@@ -311,7 +308,7 @@ macro_rules! method {
     (float_from_data($($arg:tt)*) -> $ret:tt) => {
         #[inline]
         fn float_from_data(data: TensorData, device: &Device<Self>) -> FloatTensor<Self> {
-            match STAYS.get() {
+            match is_carried::<StaysOnHost>() {
                 true => Host(HostTensor::new(data, device.clone())),
                 false => OnDevice(B::float_from_data(data, device)),
             }

@@ -9,7 +9,6 @@
 //! their leaves. Layers between the two (clipping, for example) pass nothing on, so [`ShardStep`]
 //! is a thread-local.
 
-use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 
@@ -21,7 +20,7 @@ use burn::tensor::{
 use burn_backend::Backend;
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_checkpoint::ParameterUnit;
-use burn_decorator::cell::with_value;
+use burn_decorator::carried::{carry, is_carried, with};
 use burn_decorator::gradient::keep_on_host;
 use burn_ranks::SingleRank;
 
@@ -32,11 +31,7 @@ use crate::reduce::{GradientReducer, Layout};
 use crate::{Memory, ZeroError, ZeroOptimizerError, ZeroSettings};
 use burn_decorator::module::for_each_float;
 
-thread_local! {
-    /// During a step of a `ZeroOptimizer`.
-    static STEP: RefCell<Option<ShardStep>> = const { RefCell::new(None) };
-}
-
+/// A step on the shards of a rank.
 struct ShardStep {
     /// The shards that have not changed since the wrapped optimizer updated them on the host.
     known: HashSet<ParamId>,
@@ -53,7 +48,7 @@ pub(crate) fn step_on_shards<R>(
     step: impl FnOnce() -> R,
 ) -> (R, HostShards) {
     let updated = HostShards::new();
-    let (result, at_end) = with_value(&STEP, ShardStep { known, updated }, step);
+    let (result, at_end) = carry(ShardStep { known, updated }, step);
     (result, at_end.map(|step| step.updated).unwrap_or_default())
 }
 
@@ -133,12 +128,10 @@ impl HostLink {
             let Some((gradient, device)) = gradients.remove::<B::InnerBackend, 1>(id) else {
                 return;
             };
-            let is_known = STEP.with_borrow(|step| match step {
-                Some(step) => step.known.contains(&id),
-                None => {
-                    let node = leaf_node::<B>(&tensor);
-                    node.is_some() && self.leaves.get(&id) == node.as_ref()
-                }
+            let is_known = with(|step: &mut ShardStep| step.known.contains(&id));
+            let is_known = is_known.unwrap_or_else(|| {
+                let node = leaf_node::<B>(&tensor);
+                node.is_some() && self.leaves.get(&id) == node.as_ref()
             });
             found.push(StepParameter {
                 id,
@@ -187,7 +180,7 @@ impl HostLink {
         module: &M,
         bucket_elements: usize,
     ) -> Result<(), ZeroError> {
-        if STEP.with_borrow(Option::is_some) {
+        if is_carried::<ShardStep>() {
             return Ok(());
         }
         let known = self.reducer.take();
@@ -260,7 +253,7 @@ where
         let (residence, unit) = (Residence::of::<B>(&old), ParameterUnit::of::<B>(&old));
         drop(old);
         let data = (self.update)(id);
-        if STEP.with_borrow(Option::is_some) {
+        if is_carried::<ShardStep>() {
             return leave_on_host(id, data, &device, requires_grad);
         }
         let new = NewValue::Host(data).into_tensor::<B>(&residence, &device);
@@ -284,11 +277,7 @@ fn leave_on_host<B: AutodiffBackend, const D: usize>(
 ) -> Param<Tensor<B, D>> {
     let shape = Shape::from(data.shape.to_vec());
     let data = Arc::new(data);
-    STEP.with_borrow_mut(|step| {
-        if let Some(step) = step {
-            step.updated.insert(id, data.clone());
-        }
-    });
+    with(|step: &mut ShardStep| step.updated.insert(id, data.clone()));
     let upload = move |device: &Device<B>, requires_grad: bool| {
         let value = B::float_from_data(TensorData::clone(&data), device);
         let value = Tensor::<B, D>::from_primitive(TensorPrimitive::Float(value));
