@@ -3,13 +3,13 @@
 //!
 //! The queue is that of a real device; only its [fusers](crate::fusers) and what runs are ours.
 
-use std::cell::RefCell;
 use std::sync::Arc;
 
 use burn_backend::{
     Device, DeviceHandle, DeviceId, DeviceService, DeviceServiceStage, ServerUtilitiesHandle,
     StreamId,
 };
+use burn_decorator::carried::{carry, with};
 use burn_fusion::client::GlobalFusionClient;
 use burn_fusion::stream::{Context, Operation, OperationStreams, OrderedExecution};
 use burn_fusion::{FusionRuntime, OperationFuser, Optimization};
@@ -127,28 +127,29 @@ struct Queued {
     call: Arc<Call>,
 }
 
-thread_local! {
-    /// The operations of the kernel that the queue's thread runs.
-    static KERNEL: RefCell<Option<Vec<Queued>>> = const { RefCell::new(None) };
-}
+/// The operations of the kernel that runs.
+#[derive(Default)]
+struct OfKernel(Vec<Queued>);
 
 impl Operation<Runtime> for Queued {
     fn execute(&self, _: &mut HandleContainer<()>) {
-        KERNEL.with_borrow_mut(|kernel| match kernel {
-            None => self.ledger.lock().register(&self.call),
-            Some(operations) => operations.push(self.clone()),
-        });
+        let of_kernel = with(|kernel: &mut OfKernel| kernel.0.push(self.clone()));
+        if of_kernel.is_none() {
+            self.ledger.lock().register(&self.call);
+        }
     }
 }
 
 impl Optimization<Runtime> for Kernel {
     fn execute(&mut self, context: &mut Context<()>, execution: &OrderedExecution<Runtime>) {
-        KERNEL.set(Some(Vec::new()));
-        for operation in 0..self.operations {
-            let operation = execution.operation_within_optimization(operation);
-            operation.execute(&mut context.handles);
-        }
-        let operations = KERNEL.take().unwrap_or_default();
+        let run = || {
+            for operation in 0..self.operations {
+                let operation = execution.operation_within_optimization(operation);
+                operation.execute(&mut context.handles);
+            }
+        };
+        let ((), of_kernel) = carry(OfKernel::default(), run);
+        let operations = of_kernel.unwrap_or_default().0;
         let calls: Vec<_> = operations.iter().map(|queued| &*queued.call).collect();
         // All are of one device.
         if let Some(first) = operations.first() {
