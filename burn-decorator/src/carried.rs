@@ -81,10 +81,12 @@ pub fn with<V: 'static, R>(act: impl FnOnce(&mut V) -> R) -> Option<R> {
     if CALLS.get() == 0 {
         return None;
     }
-    let (index, mut value) = find::<V>()?;
-    let result = act(&mut value);
-    put(index, value);
-    Some(result)
+    let (index, value) = find::<V>()?;
+    let mut lent = Lent {
+        index,
+        value: Some(value),
+    };
+    lent.value.as_mut().map(act)
 }
 
 /// Takes the innermost carried value of this type out of its call, if it is there.
@@ -112,12 +114,20 @@ fn find<V: 'static>() -> Option<(usize, V)> {
     })
 }
 
-fn put<V: 'static>(index: usize, value: V) {
-    SLOTS.with_borrow_mut(|slots| {
-        if let Some(place) = slots[index].value() {
-            *place = Some(value);
-        }
-    });
+/// A value that is read or changed. It goes back to its place, also after a panic.
+struct Lent<V: 'static> {
+    index: usize,
+    value: Option<V>,
+}
+
+impl<V: 'static> Drop for Lent<V> {
+    fn drop(&mut self) {
+        SLOTS.with_borrow_mut(|slots| {
+            if let Some(place) = slots[self.index].value() {
+                *place = self.value.take();
+            }
+        });
+    }
 }
 
 /// A value on its way, until it is dropped.
@@ -156,6 +166,8 @@ impl<V: 'static> Drop for Carried<V> {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::catch_unwind;
+
     use super::*;
 
     #[derive(Debug, PartialEq)]
@@ -200,8 +212,12 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_ends_what_it_leaves() {
-        let result = std::panic::catch_unwind(|| carry(Number(1), || panic!("in the call")));
+    fn a_panic_ends_what_it_leaves_and_loses_nothing_else() {
+        let result = catch_unwind(|| carry(Number(1), || panic!("in the call")));
         assert!(result.is_err() && !is_carried::<Number>());
+        carry(Number(1), || {
+            let result = catch_unwind(|| with(|_: &mut Number| panic!("while it is read")));
+            assert!(result.is_err() && is_carried::<Number>());
+        });
     }
 }

@@ -5,6 +5,7 @@
 //! strategy and optimizer run on it. The strategy sets a [`RankContext`] for the thread and sends
 //! [`Message::Ranks`]; the optimizer handles the request in the context.
 
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
@@ -12,7 +13,7 @@ use burn::module::{AutodiffModule, ParamId, list_param_ids};
 use burn::record::Record;
 use burn::tensor::backend::{AutodiffBackend, Backend, DeviceId};
 use burn_backend::Device as _;
-use burn_decorator::carried::{carry, with};
+use burn_decorator::cell::with_value;
 use burn_decorator::message::{self, Message};
 use burn_ranks::ProcessGroup;
 use ciborium::Value;
@@ -24,6 +25,10 @@ use super::statistics::independent_if_shared;
 use crate::state::to_record;
 use crate::trace::trace_waits;
 use crate::{ZeroError, raise};
+
+thread_local! {
+    static CONTEXT: RefCell<Option<Arc<RankContext>>> = const { RefCell::new(None) };
+}
 
 /// What a strategy leaves on a rank's thread for the optimizer.
 #[derive(Debug)]
@@ -74,12 +79,12 @@ impl RankContext {
 
     /// The context of this thread, if a strategy trains on it.
     pub(crate) fn here() -> Option<Arc<Self>> {
-        with(|context: &mut Arc<Self>| context.clone())
+        CONTEXT.with_borrow(Clone::clone)
     }
 
     /// Runs `train` with this context on the thread.
     pub(crate) fn on_thread<R>(self: &Arc<Self>, train: impl FnOnce() -> R) -> R {
-        carry(self.clone(), train).0
+        with_value(&CONTEXT, self.clone(), train).0
     }
 
     /// Runs `step`, a step without gradients, in which the optimizer takes the group of this
