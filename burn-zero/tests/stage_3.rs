@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use burn::backend::Autodiff;
 use burn::module::{AutodiffModule, Module, Param, ParamId};
 use burn::nn::{Linear, LinearConfig, LinearLayout};
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer, SgdConfig};
 use burn::prelude::*;
 use burn::tensor::DType;
 use burn_amp::{Autocast, Bf16};
@@ -1051,6 +1051,55 @@ fn trained_again(first: usize, unchanged: [bool; 3]) {
     });
     for same in trained.expect("ranks end") {
         assert_eq!(same.expect("ranks agree"), unchanged);
+    }
+}
+
+/// A rank may hold nothing of a layer before and after: it takes part in the gather all the same.
+#[test]
+fn a_layer_is_frozen_before_the_first_update_on_three_ranks() {
+    let _turn = turn();
+    let trained = ThreadGroup::spawn(3, Default::default(), |group| {
+        let settings = ZeroSettings::stage(Stage::Parameters);
+        let mut zero = ZeroOptimizer::new(SgdConfig::new().init(), Arc::new(group), settings)?;
+        let mut model = zero.prepare::<B, _>(layers(3, WIDTH, 0.2))?;
+        let before = bits(&model);
+        model[2].weight = model[2].weight.clone().set_require_grad(false);
+        let model = zero.prepare::<B, _>(model)?;
+        Ok::<_, ZeroError>(bits(&model) == before)
+    });
+    for same in trained.expect("ranks end") {
+        assert!(same.expect("ranks agree"));
+    }
+}
+
+/// f64 is sent by no collective: the parameter is gathered in its own type and cast.
+#[test]
+fn a_parameter_that_is_cast_to_f64_keeps_its_values() {
+    let _turn = turn();
+    let sums = ThreadGroup::spawn(2, Default::default(), |group| {
+        let settings = ZeroSettings::stage(Stage::Parameters);
+        let mut zero = ZeroOptimizer::new(SgdConfig::new().init(), Arc::new(group), settings)?;
+        let mut model = zero.prepare::<B, _>(layers(3, WIDTH, 0.2))?;
+        let mut sums = Vec::new();
+        for _ in 0..3 {
+            let loss = |layer: &Linear<B>| layer.weight.val().cast(DType::F64).abs().sum();
+            let loss = model
+                .iter()
+                .map(loss)
+                .reduce(|sum, more| sum + more)
+                .expect("layers");
+            sums.push(loss.clone().into_scalar().elem::<f64>());
+            let gradients = GradientsParams::from_grads(loss.backward(), &model);
+            model = zero.step(0.0, model, gradients);
+        }
+        Ok::<_, ZeroError>(sums)
+    });
+    for sums in sums.expect("ranks end") {
+        let sums = sums.expect("ranks agree");
+        assert!(
+            sums[0] > 0.0 && sums.iter().all(|sum| *sum == sums[0]),
+            "{sums:?}"
+        );
     }
 }
 

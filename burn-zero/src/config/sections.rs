@@ -3,7 +3,7 @@
 use burn_amp::{AmpConfig, GradScalerConfig};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{ConfigError, ZeroConfig};
 use crate::HostAdamWConfig;
@@ -139,6 +139,13 @@ const IGNORED: [&str; 7] = [
     "capturable",
 ];
 
+/// What is no object turns nothing on: as `"fp16": true` it would be ignored in silence.
+fn object<'a>(path: &str, section: &'a Value) -> Result<&'a Map<String, Value>, ConfigError> {
+    section
+        .as_object()
+        .ok_or_else(|| ConfigError::key(path, "it has to be an object, as {\"enabled\": true}"))
+}
+
 /// A section, with DeepSpeed's defaults of all its keys.
 fn parse<T: DeserializeOwned>(
     path: &str,
@@ -149,7 +156,8 @@ fn parse<T: DeserializeOwned>(
     let harmless = json!({"consecutive_hysteresis": false, "fp16_master_weights_and_grads": false,
         "bf16_master_weights_and_grads": false, "bf16_optimizer_states": false, "fp32_optimizer_states": true,
         "bias_correction": true, "amsgrad": false, "maximize": false, "max_grad_norm": 0});
-    let section = section.and_then(Value::as_object);
+    let section = section.filter(|section| !section.is_null());
+    let section = section.map(|section| object(path, section)).transpose()?;
     if let (Some(all), Some(section)) = (defaults.as_object_mut(), section) {
         let has_effect = |(key, value): &(&String, &Value)| {
             !IGNORED.contains(&&***key) && harmless.get(key) != Some(value)
@@ -231,6 +239,14 @@ fn adamw(section: &Value) -> Result<(f64, HostAdamWConfig), ConfigError> {
 
     let defaults = json!({"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": null, "adam_w_mode": true,
         "torch_adam": false});
+    let known = ["type", "params", "legacy_fusion"];
+    let mut keys = object("optimizer", section)?.keys();
+    if let Some(key) = keys.find(|key| !known.contains(&&***key)) {
+        return Err(ConfigError::key(
+            &format!("optimizer.{key}"),
+            "it has no such key: the optimizer's numbers belong into `optimizer.params`",
+        ));
+    }
     let other = || ConfigError::key("optimizer.type", NOT_ADAMW);
     let kind = section["type"].as_str().unwrap_or_default();
     let kind = kind.to_ascii_lowercase();

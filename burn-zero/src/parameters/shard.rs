@@ -1,13 +1,13 @@
 //! This rank's elements of a parameter.
 
 use core::ops::Range;
-use std::sync::OnceLock;
 
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Element, TensorData};
 use burn_backend::tensor::Device;
 use burn_decorator::shared;
 use half::{bf16, f16};
+use parking_lot::Mutex;
 
 use crate::host::read;
 
@@ -16,8 +16,8 @@ use crate::host::read;
 pub(crate) struct Shard {
     /// [elements], in the parameter's type.
     own: TensorData,
-    /// The same, rounded to the type in which the parameter is gathered where a cast uses it.
-    low: OnceLock<TensorData>,
+    /// The same, rounded to a lower type last.
+    low: Mutex<Option<TensorData>>,
 }
 
 impl Shard {
@@ -26,7 +26,7 @@ impl Shard {
         own.shape = [own.num_elements()].into();
         Self {
             own: shared(own),
-            low: OnceLock::new(),
+            low: Mutex::default(),
         }
     }
 
@@ -45,21 +45,29 @@ impl Shard {
         &self.own
     }
 
-    /// The elements rounded to a lower type, once [`round`](Self::round) has made them.
-    pub(super) fn low(&self) -> Option<&TensorData> {
-        self.low.get()
+    /// The elements rounded to a lower type by the backend's own cast. They stay until another
+    /// type is asked for, or [`forget_rounded`](Self::forget_rounded), so that a shard that does
+    /// not change is rounded once.
+    pub(super) fn rounded<I: Backend>(&self, low: DType, device: &Device<I>) -> TensorData {
+        let mut known = self.low.lock();
+        if let Some(rounded) = known.as_ref().filter(|known| known.dtype == low) {
+            return rounded.clone();
+        }
+        let own = self.own.clone();
+        let rounded = match own.num_elements() {
+            0 => own.convert_dtype(low),
+            _ => {
+                let own = I::float_from_data(own, device);
+                shared(read::<I>(I::float_cast(own, low.into())))
+            }
+        };
+        known.insert(rounded).clone()
     }
 
-    /// Rounds the elements by the backend's own cast, unless that is done.
-    pub(super) fn round<I: Backend>(&self, low: DType, device: &Device<I>) {
-        self.low.get_or_init(|| {
-            let own = self.own.clone();
-            if own.num_elements() == 0 {
-                return own.convert_dtype(low);
-            }
-            let own = I::float_from_data(own, device);
-            shared(read::<I>(I::float_cast(own, low.into())))
-        });
+    /// Frees what [`rounded`](Self::rounded) keeps, for a parameter that is gathered in its own
+    /// type from now on.
+    pub(super) fn forget_rounded(&self) {
+        *self.low.lock() = None;
     }
 }
 

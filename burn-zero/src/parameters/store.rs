@@ -10,9 +10,8 @@
 //! once.
 
 use core::fmt;
-use core::ops::Range;
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;
@@ -42,6 +41,8 @@ pub(crate) struct ParameterStore {
     leaves: Mutex<HashMap<u64, usize>>,
     /// By parameter: the type in which it is gathered where a cast uses it, if that is not its own.
     low_types: Vec<Option<DType>>,
+    /// By parameter: this rank's elements in that type, once there is a leaf of it.
+    low: Vec<OnceLock<TensorData>>,
     held: Mutex<Held>,
 }
 
@@ -63,6 +64,7 @@ impl ParameterStore {
     ) -> Arc<Self> {
         units.begin();
         Arc::new(Self {
+            low: own.iter().map(|_| OnceLock::new()).collect(),
             low_types: units.low_types(),
             reducer,
             units,
@@ -78,12 +80,9 @@ impl ParameterStore {
         &self.own
     }
 
-    /// This rank's elements of a parameter, if `node` is that of a leaf which was made from them,
-    /// and they are those in these ranges.
-    fn own_of(&self, node: Option<u64>, ranges: &[Range<usize>]) -> Option<&Arc<Shard>> {
-        let parameter = *self.leaves.lock().get(&node?)?;
-        let is_cut_so = self.units.layout().shard(parameter) == ranges;
-        is_cut_so.then(|| &self.own[parameter])
+    /// The parameter of a leaf that was made from these shards, by its node.
+    fn parameter_of(&self, node: Option<u64>) -> Option<usize> {
+        self.leaves.lock().get(&node?).copied()
     }
 
     /// Whether this is the node of a leaf that was made from these shards.
@@ -151,8 +150,12 @@ impl ParameterStore {
     ) -> FloatTensor<B> {
         let known = &self.units.layout().parameters()[parameter];
         let shape = Shape::from(known.shape.clone());
-        if let Some(low) = self.low_types[parameter] {
-            self.own[parameter].round::<B::InnerBackend>(low, device);
+        let own = &self.own[parameter];
+        match self.low_types[parameter] {
+            Some(low) => {
+                self.low[parameter].get_or_init(|| own.rounded::<B::InnerBackend>(low, device));
+            }
+            None => own.forget_rounded(),
         }
         let gathered = GatheredParameter {
             store: self.clone(),
@@ -227,10 +230,9 @@ impl ParameterStore {
     /// in their own.
     fn start(&self, unit: &Arc<Unit>, in_low: bool, at: &str) -> Pending<Gathered> {
         let own = unit.parameters.iter().map(|&parameter| {
-            let shard = &self.own[parameter];
-            let low = self.low_types[parameter].filter(|_| in_low);
-            let low = low.and_then(|_| shard.low());
-            (parameter, low.unwrap_or(shard.own()).clone())
+            let low = self.low[parameter].get().filter(|_| in_low);
+            let own = low.unwrap_or(self.own[parameter].own());
+            (parameter, own.clone())
         });
         let own = own.collect();
         // Without the group: a job that owns the group which runs it would keep it alive.
@@ -268,20 +270,31 @@ impl fmt::Debug for ParameterStore {
 }
 
 /// This rank's shards of the sharded parameters, by position: those in `known` for leaves that were
-/// made from `known`. Other leaves, which have the same values on all ranks, are read. Shards of
-/// frozen parameters that the module has no more are those in `known`.
+/// made from `known`, if all ranks hold the same elements of them as there. Other leaves, which have
+/// the same values on all ranks, are read. Shards of frozen parameters that the module has no more
+/// are those in `known`.
 pub(crate) fn own_shards<B: AutodiffBackend, M: AutodiffModule<B>>(
     known: Option<&ParameterStore>,
     units: &Units,
     module: &M,
 ) -> Vec<Arc<Shard>> {
     let (layout, values) = (units.layout(), units.values::<B, M>(module));
+    let cuts = layout.cuts();
+    let known = known.map(|known| (known, known.units.layout().cuts()));
     let shards = (0..layout.parameters().len()).map(|parameter| {
-        let ranges = layout.shard(parameter);
-        let of_known = match values.get(&parameter) {
-            Some(leaf) => known.and_then(|known| known.own_of(leaf_node::<B>(leaf), ranges)),
-            None => known.map(|known| &known.own[parameter]),
-        };
+        let of_known = known.as_ref().and_then(|(known, known_cuts)| {
+            let Some(leaf) = values.get(&parameter) else {
+                return Some(&known.own[parameter]);
+            };
+            let of_known = known.parameter_of(leaf_node::<B>(leaf))?;
+            // By those of all ranks: a rank whose own elements alone are the same, none for
+            // example, would leave out the read, which the others make together.
+            let is_cut_so = cuts
+                .iter()
+                .zip(known_cuts)
+                .all(|(now, before)| now[parameter] == before[of_known]);
+            is_cut_so.then(|| &known.own[of_known])
+        });
         if let Some(own) = of_known {
             return own.clone();
         }
@@ -289,7 +302,7 @@ pub(crate) fn own_shards<B: AutodiffBackend, M: AutodiffModule<B>>(
         let leaf = leaf.expect("the module that is prepared has all parameters");
         // The read may be a collective, so a rank without elements of the parameter makes it too.
         let whole = read::<B::InnerBackend>(B::inner(leaf.clone()));
-        Arc::new(Shard::cut(&whole, ranges))
+        Arc::new(Shard::cut(&whole, layout.shard(parameter)))
     });
     shards.collect()
 }

@@ -237,8 +237,11 @@ impl Units {
         low.collect()
     }
 
-    /// Notes that a parameter is cast to a type.
+    /// Notes that a parameter is cast to a type, if it can be sent in that.
     pub(super) fn is_cast(&self, parameter: usize, dtype: DType) {
+        if exchanged(dtype).is_none() {
+            return;
+        }
         let mut order = self.order.lock();
         if order.steps == 0 {
             order.types.entry(parameter).or_insert(dtype);

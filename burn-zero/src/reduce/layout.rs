@@ -124,6 +124,12 @@ impl Layout {
         &self.shard[parameter]
     }
 
+    /// By rank, the elements of each parameter in its shard.
+    pub(crate) fn cuts(&self) -> Vec<Vec<Vec<Range<usize>>>> {
+        let ranks = 0..self.map.world_size();
+        ranks.map(|rank| self.map.shard(rank)).collect()
+    }
+
     /// How many elements of a parameter this rank holds.
     pub(crate) fn held(&self, parameter: usize) -> usize {
         if self.holds_all {

@@ -110,6 +110,16 @@ fn errors_name_the_place_and_what_to_put() {
             "optimizer.type: an update of a file is by AdamW: say so",
         ),
         (
+            json!({"optimizer": {"type": "AdamW", "lr": 1e-4}}),
+            "optimizer.lr: it has no such key",
+        ),
+        (
+            adam(json!([1e-4])),
+            "optimizer.params: it has to be an object",
+        ),
+        (json!({"fp16": true}), "fp16: it has to be an object"),
+        (json!({"bf16": true}), "bf16: it has to be an object"),
+        (
             json!({"scheduler": {"type": "WarmupLR"}}),
             "scheduler: an update has no schedule",
         ),
