@@ -243,7 +243,7 @@ fn adamw(section: &Value) -> Result<(f64, HostAdamWConfig), ConfigError> {
     let mut keys = object("optimizer", section)?.keys();
     if let Some(key) = keys.find(|key| !known.contains(&&***key)) {
         return Err(ConfigError::key(
-            &format!("optimizer.{key}"),
+            format!("optimizer.{key}"),
             "it has no such key: the optimizer's numbers belong into `optimizer.params`",
         ));
     }
