@@ -10,6 +10,7 @@
 use std::sync::Arc;
 
 use burn_backend::{Backend, TensorMetadata};
+use burn_decorator::carried::take;
 use burn_decorator::kind_type;
 use burn_decorator::types::*;
 
@@ -17,7 +18,7 @@ use super::backend::Remat;
 use super::bits;
 use super::operands::{by_form, delivered, each, inner, load, room, save, show, sources};
 use super::results::{handles, plain, value};
-use crate::host::request::{NAMED, REQUEST};
+use crate::host::request::{Named, Request};
 use crate::node::handle::Handle;
 use crate::node::kind::{Float, Value};
 use crate::node::recipe::{OnUse, Saved, recipe};
@@ -169,10 +170,10 @@ macro_rules! if_delivered_used {
 /// What some methods do first, which may be all.
 macro_rules! first {
     (float_from_data $data:ident $device:ident) => {
-        if let Some(request) = REQUEST.take() {
+        if let Some(request) = take::<Request>() {
             return Handle::Managed(record::delivered(request, $device));
         }
-        if let Some(named) = NAMED.take() {
+        if let Some(named) = take::<Named>() {
             let value = Value::Float(B::float_from_data($data, $device));
             return Handle::Managed(record::parameter(named, value));
         }
@@ -239,7 +240,7 @@ macro_rules! first {
     };
     (float_to_device $x:ident $device:ident) => {
         if !$x.is_delivered()
-            && let Some(named) = NAMED.take()
+            && let Some(named) = take::<Named>()
         {
             let value = Value::Float(B::float_to_device($x.into_inner(), $device));
             return Handle::Managed(record::parameter(named, value));

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{Backend, DType, Shape, TensorData, TensorMetadata};
-use burn_decorator::cell::with_value;
+use burn_decorator::carried::carry;
 
 use crate::error::RematError;
 use crate::host::ahead::UploadPlace;
-use crate::host::request::{REQUEST, Request};
+use crate::host::request::Request;
 use crate::node::entry::Origin;
 use crate::record::context;
 
@@ -220,7 +220,7 @@ fn request<B: Backend>(
     };
     // Every decorator passes data on to the backend below it: `Remat` returns the requested tensor.
     let upload = || B::float_from_data(TensorData::from([0.0f32]), device);
-    match with_value(&REQUEST, request, upload) {
+    match carry(request, upload) {
         (tensor, None) => Ok(tensor),
         (_, Some(_)) => Err(RematError::NoRemat {
             backend: B::name(device),

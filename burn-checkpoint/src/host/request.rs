@@ -1,6 +1,5 @@
 //! A request for a tensor whose elements are delivered at each use.
 
-use std::cell::RefCell;
 use std::sync::Arc;
 
 use burn_backend::{DType, Shape, TensorData};
@@ -73,11 +72,4 @@ impl Request {
         );
         data
     }
-}
-
-thread_local! {
-    /// What this thread's next upload or move gives a parameter; taken by that.
-    pub(crate) static NAMED: RefCell<Option<Named>> = const { RefCell::new(None) };
-    /// What this thread's next upload takes, and returns in place of its data.
-    pub(crate) static REQUEST: RefCell<Option<Request>> = const { RefCell::new(None) };
 }

@@ -3,10 +3,10 @@
 use burn::module::Module;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, TensorPrimitive};
-use burn_decorator::cell::with_value;
+use burn_decorator::carried::carry;
 use burn_decorator::module::{AnyTensor, map_floats};
 
-use crate::host::request::{NAMED, Named};
+use crate::host::request::Named;
 use crate::record::op::OpInfo;
 
 /// The model with parameters whose paths a trace shows: in a step with this model, not once an
@@ -21,7 +21,7 @@ pub fn name_parameters<B: Backend, M: Module<B>>(model: M) -> M {
         let (device, requires_grad) = (B::float_device(&value), B::float_is_require_grad(&value));
         let data = AnyTensor::<B>::Float(TensorPrimitive::Float(value)).to_data();
         let named = Named { path, unit: None };
-        let (value, _) = with_value(&NAMED, named, || B::float_from_data(data, &device));
+        let (value, _) = carry(named, || B::float_from_data(data, &device));
         B::float_set_require_grad(value, requires_grad)
     })
 }

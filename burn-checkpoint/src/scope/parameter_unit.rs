@@ -4,9 +4,9 @@ use burn::tensor::backend::AutodiffBackend;
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, TensorMetadata};
-use burn_decorator::cell::with_value;
+use burn_decorator::carried::carry;
 
-use crate::host::request::{NAMED, Named};
+use crate::host::request::Named;
 use crate::record::context;
 use crate::scope::units;
 
@@ -87,7 +87,7 @@ pub(crate) fn put<B: AutodiffBackend>(named: &Named, version: FloatTensor<B>) ->
     let value = B::inner(version);
     let device = B::InnerBackend::float_device(&value);
     let again = || B::InnerBackend::float_to_device(value, &device);
-    let (value, not_taken) = with_value(&NAMED, named.clone(), again);
+    let (value, not_taken) = carry(named.clone(), again);
     Put {
         version: B::float_set_require_grad(B::from_inner(value), requires_grad),
         is_seen: not_taken.is_none(),

@@ -341,10 +341,12 @@ fn learn(frame: &Frame) {
     }
     let learned = HandedOver { used, of_next };
     let mut programs = pass.unit.programs.0.lock();
-    if programs.len() >= MOST_PROGRAMS {
-        programs.clear();
+    let program = pass.program();
+    let is_own = |other: &Program| other.thread == program.thread;
+    if programs.keys().filter(|other| is_own(other)).count() >= MOST_PROGRAMS {
+        programs.retain(|other, _| !is_own(other));
     }
-    programs.insert(pass.program(), learned);
+    programs.insert(program, learned);
 }
 
 /// The operations by which a tensor of a unit is computed from others that the unit hands over, and
