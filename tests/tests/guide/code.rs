@@ -22,14 +22,14 @@ use burn_accum::{
     AccumConfig, AccumulatingStrategy, ClipByNorm, ClipGlobalNorm, Counted, MicroBatchSearch, MultiSteps,
     PerUpdate, find_micro_batch, rehearse,
 };
-use burn_amp::{Autocast, F16, F32, GradScaler, GradScalerConfig, Watch, autocast, explain_overflow};
+use burn_amp::{Autocast, Configured, F16, F32, GradScaler, GradScalerConfig, Watch, autocast, explain_overflow};
 use burn_checkpoint::{MemoryBudget, Policy, Remat, checkpoint, checkpoint_listing, checkpoint_units};
 use burn_fused::{FusedBackward, LinearCrossEntropy, LinearCrossEntropyLossConfig};
 use burn_estimate::{DeviceMemory, Meta, MetaDevice, estimate_on, estimate_rank};
 use burn_tensorboard::TensorBoard;
 use burn_update::{AverageConfig, Group, Groups, Paths, Update};
 use burn_zero::{
-    DistributedSampler, HostAdamWConfig, OffloadConfig, OffloadedAdamW, ProcessGroup, ReduceOverRanks, SampledLoader, Sharded, SimulatedRank, Stage, ZeroOptimizer,
+    DeepSpeedConfig, DistributedSampler, FromDeepSpeed, HostAdamWConfig, OffloadConfig, OffloadedAdamW, ProcessGroup, ReduceOverRanks, SampledLoader, Sharded, SimulatedRank, Stage, ZeroOptimizer,
     ZeroSettings, offload_parameters,
 };
 use burn_ranks::local_rank;
@@ -622,4 +622,12 @@ let zero = ZeroOptimizer::new(clip, group, ZeroSettings::stage(Stage::Gradients)
         trains::<Sharded<Base>>(&zero);
         Ok(())
     }
+}
+
+fn of_a_deepspeed_file(model: Model<Autocast<Sharded<Autodiff<LibTorch>>, Configured>>, text: String, group: Arc<dyn ProcessGroup>) -> Done {
+let config = DeepSpeedConfig::from_json(&text)?;
+config.precision.amp().install()?;                            // with a backend `Autocast<Sharded<..>, Configured>`
+let mut update = Update::from_deepspeed(&config, group)?;     // in the Learner: `from_deepspeed_in_learner(&config, ranks)?`
+let model = update.prepare(model)?;
+Ok(())
 }
