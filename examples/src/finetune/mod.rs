@@ -9,6 +9,7 @@
 //! - [`plan`]: the settings that fit into `--memory`;
 //! - [`mod@train`]: the loop, with precision, optimizer and ranks from
 //!   [`training`](crate::training) and the model from [`llm`](crate::llm);
+//! - [`records`]: those that `--resume` goes on from;
 //! - [`progress`], [`report`]: what it prints and writes.
 
 pub mod chat;
@@ -16,6 +17,7 @@ pub mod options;
 pub mod order;
 pub mod plan;
 pub mod progress;
+pub mod records;
 pub mod report;
 pub mod text;
 pub mod train;

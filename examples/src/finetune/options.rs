@@ -112,9 +112,18 @@ pub struct Options {
     #[arg(help_heading = "Memory and speed")]
     pub memory_bytes: Option<u64>,
 
-    /// Directory of the trained model, or its adapters, and of report.json
+    /// Directory of the trained model, or its adapters, of records, and of report.json
     #[arg(long, default_value = "artifacts/finetune")]
     pub output: PathBuf,
+
+    /// Updates between two records, of the whole model and of the optimizer, from which --resume goes
+    /// on: the last two are kept [default: none are written]
+    #[arg(long, value_name = "UPDATES", value_parser = positive())]
+    pub save_every: Option<usize>,
+
+    /// Go on from the last record in --output, with the same settings
+    #[arg(long)]
+    pub resume: bool,
 }
 
 /// What `--packing` chooses from.

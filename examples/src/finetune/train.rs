@@ -12,12 +12,13 @@ use burn_checkpoint::MemoryBudget;
 use burn_decorator::split_mix;
 use burn_estimate::DeviceProfile;
 use burn_update::Update;
-use burn_zero::{DeepSpeedConfig, DeepSpeedParts, Memory, offload_parameters};
+use burn_zero::{DeepSpeedConfig, DeepSpeedParts, Memory, RankReduction, offload_parameters};
 
 use super::options::{Options, Packing, check_context};
 use super::order::Order;
 use super::plan;
 use super::progress::ProgressLines;
+use super::records::{History, Records, open};
 use super::report::Report;
 use super::text::{Sequence, Text, batch};
 use crate::llm::{Llm, LlmConfig};
@@ -49,7 +50,6 @@ pub fn train<B: AutodiffBackend>(
     B::seed(&device, options.seed);
     let model = config.init::<B>(&device).read_weights(&options.model)?;
     let model = options.tuning.tuned(model)?;
-    fs_err::create_dir_all(&options.output)?;
     let update_sequences = options.batch * options.accum * ranks;
     let of_one_epoch = (text.train.len() / update_sequences).max(1);
     let run = Run {
@@ -89,86 +89,102 @@ struct RankTraining<'a, B: AutodiffBackend> {
     device: B::Device,
 }
 
-/// What makes the updates.
-struct Updates<B: AutodiffBackend> {
-    update: Update<Llm<B>, B>,
-    scaler: GradScaler,
-    norm: GradNorm,
+/// What changes with each update.
+pub struct Tuned<B: AutodiffBackend> {
+    /// The model.
+    pub model: Llm<B>,
+    /// What updates it.
+    pub update: Update<Llm<B>, B>,
 }
 
-/// What is known of the updates that were made. `[updates]`
-#[derive(Default)]
-struct History {
-    losses: Vec<f64>,
-    gradient_norms: Vec<f64>,
-    seconds: Vec<f64>,
-    /// Of all updates and ranks.
-    tokens: usize,
+/// What tells of an update.
+struct Handles {
+    scaler: GradScaler,
+    norm: GradNorm,
+    reduction: RankReduction,
 }
 
 impl<B: AutodiffBackend> RankTraining<'_, B> {
     fn train(&self) -> Result<Option<Report>, TrainingError> {
+        open(self.options, &self.run.text, self.rank)?;
         let config = self.options.config();
-        let mut updates = self.updates(&config)?;
+        let (mut update, handles) = self.update(&config)?;
         let model = self.placed_model(config.zero.offload_param);
         let (model, _) = self.options.memory.checkpoint.with_units::<B, _>(model)?;
         let parameters = model.trained_parameters();
         if self.is_first() {
             self.announce(parameters, model.config().parameters());
         }
-        let model = updates.update.prepare(model)?;
+        let model = update.prepare(model)?;
         let checkpoint = self.options.memory.checkpoint;
         let _budget = checkpoint.budget().map(MemoryBudget::install);
 
-        let valid_loss_before = self.validate(&model);
-        if self.is_first() {
-            println!("validation loss {valid_loss_before:.4}");
-        }
-        let (model, history) = self.train_on(&mut updates, model)?;
-        let valid_loss = self.validate(&model);
-        self.options.write(&model, self.is_first())?;
+        let records = Records::new(self.options, &handles.reduction)?;
+        let tuned = Tuned { model, update };
+        let (tuned, history) = if self.options.resume {
+            let (tuned, history) = records.load(tuned, self.run.steps)?;
+            if self.is_first() {
+                println!("resumes after update {}", history.losses.len());
+            }
+            (tuned, history)
+        } else {
+            let valid_loss_before = self.validate(&tuned.model);
+            if self.is_first() {
+                println!("validation loss {valid_loss_before:.4}");
+            }
+            let history = History {
+                valid_loss_before,
+                ..History::default()
+            };
+            (tuned, history)
+        };
+        let (tuned, history) = self.train_on(tuned, history, &handles, &records)?;
+        let valid_loss = self.validate(&tuned.model);
+        self.options.write(&tuned.model, self.is_first())?;
         if !self.is_first() {
             return Ok(None);
         }
-        let report = self.report(
-            history,
-            [valid_loss_before, valid_loss],
-            updates.scaler.skipped_steps(),
-            parameters,
-        );
+        let skipped_steps = handles.scaler.skipped_steps();
+        let report = self.report(history, valid_loss, skipped_steps, parameters);
         report.write(self.options)?;
         Ok(Some(report))
     }
 
     /// The update, over the ranks.
-    fn updates(&self, config: &DeepSpeedConfig) -> Result<Updates<B>, TrainingError> {
+    fn update(
+        &self,
+        config: &DeepSpeedConfig,
+    ) -> Result<(Update<Llm<B>, B>, Handles), TrainingError> {
         let mut parts = DeepSpeedParts::new(config, self.rank.clone())?;
         // Ranks that are threads share the generator of their process otherwise.
         parts.reduction = parts.reduction.with_seed(self.options.seed);
         parts.windows = Accumulation::new(AccumConfig::tokens(self.options.accum))?;
-        let scaler = parts.scaler.clone();
-        let norm = parts.clip.as_ref().expect("--clip is a norm").norm();
-        Ok(Updates {
-            update: parts.into_update()?,
-            scaler,
-            norm,
-        })
+        let handles = Handles {
+            scaler: parts.scaler.clone(),
+            norm: parts.clip.as_ref().expect("--clip is a norm").norm(),
+            reduction: parts.reduction.clone(),
+        };
+        Ok((parts.into_update()?, handles))
     }
 
     fn report(
         &self,
         history: History,
-        [valid_loss_before, valid_loss]: [f64; 2],
+        valid_loss: f64,
         skipped_steps: u64,
         parameters: usize,
     ) -> Report {
         let options = self.options;
         Report {
-            valid_loss_before,
+            valid_loss_before: history.valid_loss_before,
             valid_loss,
             tokens_per_second: history.tokens as f64 / history.seconds.iter().sum::<f64>(),
             losses: history.losses,
-            gradient_norms: history.gradient_norms,
+            gradient_norms: history
+                .gradient_norms
+                .into_iter()
+                .map(|norm| norm.unwrap_or(f64::NAN))
+                .collect(),
             update_seconds: history.seconds,
             peak_bytes: peak_bytes(),
             skipped_steps,
@@ -199,12 +215,14 @@ impl<B: AutodiffBackend> RankTraining<'_, B> {
         }
     }
 
-    /// Makes all updates.
+    /// Makes the updates that `history` has not.
     fn train_on(
         &self,
-        updates: &mut Updates<B>,
-        mut model: Llm<B>,
-    ) -> Result<(Llm<B>, History), TrainingError> {
+        mut tuned: Tuned<B>,
+        mut history: History,
+        handles: &Handles,
+        records: &Records<'_>,
+    ) -> Result<(Tuned<B>, History), TrainingError> {
         let Self {
             options,
             run: Run { text, steps, .. },
@@ -213,43 +231,49 @@ impl<B: AutodiffBackend> RankTraining<'_, B> {
         let lengths = text.train.iter().map(|sequence| sequence.tokens.len());
         let seed = (!options.no_shuffle).then_some(options.seed);
         let mut order = Order::new(lengths.collect(), self.run.update_sequences, seed);
-        let mut history = History::default();
-        let mut progress = ProgressLines::new(*steps);
-        for update in 0..*steps {
+        let mut progress = ProgressLines::new(*steps, history.losses.len());
+        let tokens_before = history.tokens;
+        for update in history.losses.len()..*steps {
             let began = Instant::now();
             let numbers = order.update(update);
             let loss;
-            (model, loss) = self.update(updates, model, update, &numbers)?;
-            let norm = updates.norm.last().map_or(f64::NAN, f64::from);
-            let skips = updates.scaler.skipped_steps() > 0;
+            (tuned, loss) = self.step(tuned, update, &numbers)?;
+            let norm = handles.norm.last().map_or(f64::NAN, f64::from);
+            let skips = handles.scaler.skipped_steps() > 0;
             if !loss.is_finite() || !(norm.is_finite() || skips) {
                 let update = update + 1;
                 return Err(TrainingError::Diverged { update, loss, norm });
             }
             history.losses.push(loss);
-            history.gradient_norms.push(norm);
+            history
+                .gradient_norms
+                .push(Some(norm).filter(|norm| norm.is_finite()));
             history.seconds.push(began.elapsed().as_secs_f64());
             history.tokens += self.tokens(&numbers);
             if self.is_first() {
-                progress.update(update + 1, loss, norm, history.tokens);
+                progress.update(update + 1, loss, norm, history.tokens - tokens_before);
             }
+            records.save_if_due(&tuned, &history)?;
         }
-        Ok((model, history))
+        Ok((tuned, history))
     }
 
     /// Makes one update, counted from 0, of some sequences. Returns the mean loss of their tokens
     /// before it.
-    fn update(
+    fn step(
         &self,
-        updates: &mut Updates<B>,
-        mut model: Llm<B>,
-        update: usize,
+        tuned: Tuned<B>,
+        number: usize,
         numbers: &[usize],
-    ) -> Result<(Llm<B>, f64), TrainingError> {
+    ) -> Result<(Tuned<B>, f64), TrainingError> {
+        let Tuned {
+            mut model,
+            mut update,
+        } = tuned;
         let options = self.options;
-        let lr = options.schedule.lr(options.lr, update, self.run.steps);
+        let lr = options.schedule.lr(options.lr, number, self.run.steps);
         // Masks are those of the update and the rank, whatever was drawn before.
-        let of_update = split_mix::output(options.seed, update as u64);
+        let of_update = split_mix::output(options.seed, number as u64);
         let seed = split_mix::output(of_update, self.rank.rank() as u64);
         B::seed(&self.device, seed);
         let mut sums = LossSums::default();
@@ -261,10 +285,10 @@ impl<B: AutodiffBackend> RankTraining<'_, B> {
                 items.clone().inner(),
             );
             let loss = Counted::mean(loss, items);
-            let gradients = updates.update.backward(&model, loss);
-            model = updates.update.step(lr, model, gradients)?;
+            let gradients = update.backward(&model, loss);
+            model = update.step(lr, model, gradients)?;
         }
-        Ok((model, sums.mean_of_all_ranks(self.rank)?))
+        Ok((Tuned { model, update }, sums.mean_of_all_ranks(self.rank)?))
     }
 
     /// The tokens of some sequences.

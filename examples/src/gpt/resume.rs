@@ -12,6 +12,7 @@ use super::loader::hash;
 use super::options::Options;
 use super::text::Text;
 use crate::training::error::TrainingError;
+use crate::training::settings;
 
 /// Prepares the directory of a new run, and removes an earlier one's records and metrics from it;
 /// or, to resume, checks that the run there can go on with these settings. Returns the first epoch.
@@ -21,8 +22,7 @@ use crate::training::error::TrainingError;
 /// [`TrainingError::Io`], [`TrainingError::Resume`].
 pub fn open(options: &Options, job: &Job, text: &Text) -> Result<usize, TrainingError> {
     let directory = &options.output;
-    let file = directory.join("run.json");
-    let now = format!("{:#}", settings(options, job, text));
+    let now = of(options, job, text);
     if !options.resume {
         fs::create_dir_all(directory)?;
         for part in ["checkpoint", "train", "valid", "tensorboard"] {
@@ -31,7 +31,7 @@ pub fn open(options: &Options, job: &Job, text: &Text) -> Result<usize, Training
                 fs::remove_dir_all(part)?;
             }
         }
-        fs::write(file, now)?;
+        settings::begin(directory, &now)?;
         return Ok(1);
     }
     let records = directory.join("checkpoint");
@@ -41,7 +41,7 @@ pub fn open(options: &Options, job: &Job, text: &Text) -> Result<usize, Training
         TrainingError::Resume(none)
     })?;
     let place = directory.display();
-    let then = fs::read_to_string(file)?;
+    let then = settings::begun(directory)?;
     let is_older = |then: &Value| then[RECORDS] != OF_UPDATES;
     if serde_json::from_str(&then).is_ok_and(|then| is_older(&then)) {
         let older = format!(
@@ -50,20 +50,7 @@ pub fn open(options: &Options, job: &Job, text: &Text) -> Result<usize, Training
         );
         return Err(TrainingError::Resume(older));
     }
-    // A line is a setting.
-    let lines = then.lines().zip(now.lines());
-    let changed = lines.filter(|(then, now)| then != now);
-    let setting = |line: &str| line.trim_matches([' ', ',']).to_owned();
-    let changed = changed.map(|(then, now)| format!("{}, now {}; ", setting(then), setting(now)));
-    let changed: String = changed.collect();
-    if !changed.is_empty() {
-        let other = format!("{place} was started with other settings: {changed}");
-        return Err(TrainingError::Resume(other));
-    }
-    if then != now {
-        let part = format!("{place}/run.json is not whole, or of another version");
-        return Err(TrainingError::Resume(part));
-    }
+    settings::check(directory, &then, &now)?;
     if last >= options.plan().epochs() {
         let all = format!(
             "all {} steps are in {place}; see its report.json",
@@ -82,7 +69,7 @@ const OF_UPDATES: &str = "of updates";
 
 /// What must stay the same. The number of sequences in an update must, but not how they fall into
 /// micro-batches and ranks.
-fn settings(options: &Options, job: &Job, text: &Text) -> Value {
+fn of(options: &Options, job: &Job, text: &Text) -> Value {
     let bytes = text.train.iter().chain(&text.valid);
     let text_hash = bytes.fold(0, |state, byte| hash(state, u64::from(*byte)));
     json!({

@@ -72,6 +72,10 @@ pub enum TrainingError {
     #[error("no micro-batch for --effective-batch: {0}")]
     MicroBatch(#[from] burn_accum::FindError),
 
+    /// A record cannot be written, or not be read, or is of another training.
+    #[error(transparent)]
+    Record(#[from] burn_zero::RecordError),
+
     /// `--resume` without a record, after the end, or with other settings: each with both values.
     #[error("nothing to resume: {0}")]
     Resume(String),

@@ -2,8 +2,8 @@
 //!
 //! [`options`]: those of memory and speed; [`precision`]: the backend, and mixed precision;
 //! [`recompute`]: what becomes of activations; [`ranks`]: who trains; [`without_data`]: an update run for its memory alone;
-//! [`plan`]: the settings of it that fit; [`report`]: how figures are shown; [`error`]: what can go
-//! wrong.
+//! [`plan`]: the settings of it that fit; [`settings`]: what a run began with; [`report`]: how
+//! figures are shown; [`error`]: what can go wrong.
 
 pub mod error;
 pub mod options;
@@ -12,4 +12,5 @@ pub mod precision;
 pub mod ranks;
 pub mod recompute;
 pub mod report;
+pub mod settings;
 pub mod without_data;

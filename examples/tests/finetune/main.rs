@@ -154,6 +154,43 @@ fn no_option_for_memory_changes_an_update() {
     }
 }
 
+/// From a record after three of five updates: with the same settings the bits, the masks of dropout
+/// too; on other ranks the numbers.
+#[test]
+fn a_resumed_training_is_the_one_without_the_break() {
+    let _turn = turn();
+    let adapters = "--lora-rank 2 --lora-dropout 0.5 --save-every 3";
+    let (directory, file) = (Directory::new("llama"), "output/adapter_model.safetensors");
+    let whole = directory.run(adapters).expect("a run");
+    let weights = fs::read(directory.path(file)).expect("adapters");
+    let resumed = directory
+        .run(&format!("{adapters} --resume"))
+        .expect("a record");
+    assert_eq!(resumed.losses, whole.losses);
+    assert_eq!(resumed.gradient_norms, whole.gradient_norms);
+    assert_eq!(resumed.valid_loss_before, whole.valid_loss_before);
+    assert_eq!(resumed.valid_loss, whole.valid_loss);
+    assert!(fs::read(directory.path(file)).expect("adapters") == weights);
+
+    let directory = Directory::new("qwen3");
+    directory.run("--save-every 3").expect("a run");
+    let others = "--batch 1 --ranks 2 --zero 3 --resume";
+    let resumed = directory.run(others).expect("a record");
+    assert_follows(&resumed, "qwen3 documents", 2e-5);
+
+    let refused = refusal(&directory, "--resume --clip 2");
+    assert!(
+        refused.contains("other settings: \"--clip\": 1.0, now \"--clip\": 2.0"),
+        "{refused}"
+    );
+    let refused = refusal(&Directory::new("qwen3"), "--resume");
+    assert!(refused.contains("run without --resume first"), "{refused}");
+    let directory = Directory::new("qwen3");
+    directory.run("").expect("a run");
+    let refused = refusal(&directory, "--resume");
+    assert!(refused.contains("run with --save-every"), "{refused}");
+}
+
 /// `--memory` chooses what is recomputed and accumulated, and trains as without it.
 #[test]
 fn settings_that_fit_are_chosen_and_train_the_same() {
