@@ -2,7 +2,7 @@
 //!
 //! From the command to the report:
 //!
-//! - [`options`]: the command line;
+//! - [`options`]: the command line, [`config`]: a DeepSpeed file that it names;
 //! - [`text`]: tokens of the files, packed into sequences; [`chat`]: those of conversations;
 //!   [`order`]: which an update reads;
 //! - [`tuning`]: which parameters are trained, adapters among them;
@@ -13,6 +13,7 @@
 //! - [`progress`], [`report`]: what it prints and writes.
 
 pub mod chat;
+pub mod config;
 pub mod options;
 pub mod order;
 pub mod plan;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use burn_zero::{BatchConfig, DeepSpeedConfig, HostAdamWConfig, ZeroConfig};
+use burn_zero::{BatchConfig, DeepSpeedConfig, ZeroConfig};
 use clap::{ArgGroup, Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +12,7 @@ use crate::training::error::TrainingError;
 use crate::training::options::{
     MemoryOptions, above_zero, bytes, learning_rate, positive, probability,
 };
+use crate::training::precision::Amp;
 
 /// Continues the training of a Llama, Mistral, Qwen2 or Qwen3 model on text, and writes it as a
 /// Hugging Face directory.
@@ -112,6 +113,15 @@ pub struct Options {
     #[arg(help_heading = "Memory and speed")]
     pub memory_bytes: Option<u64>,
 
+    /// A DeepSpeed file: batch sizes, precision, ZeRO, offload, clipping, AdamW. What the command
+    /// line says counts before it
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// What is in it.
+    #[arg(skip)]
+    pub file: Option<DeepSpeedConfig>,
+
     /// Directory of the trained model, or its adapters, of records, and of report.json
     #[arg(long, default_value = "artifacts/finetune")]
     pub output: PathBuf,
@@ -179,22 +189,21 @@ impl Options {
             train_micro_batch_size_per_gpu: Some(self.batch as u64),
             gradient_accumulation_steps: Some(self.accum as u64),
         };
+        let file = self.file.as_ref();
         let mut zero = ZeroConfig {
             batch,
             gradient_clipping: Some(self.clip),
-            ..ZeroConfig::default()
+            ..file.map_or_else(ZeroConfig::default, |file| file.zero.clone())
         };
         self.memory.set(&mut zero);
-        let adamw = HostAdamWConfig {
-            beta_1: self.beta_1,
-            beta_2: self.beta_2,
-            epsilon: self.epsilon,
-            weight_decay: self.weight_decay,
-        };
+        // A file's loss scale is of its precision.
+        let amp = self.memory.amp();
+        let of_file = file.map(|file| &file.precision);
+        let of_file = of_file.filter(|precision| Amp::of(precision) == amp);
         DeepSpeedConfig {
             zero,
-            precision: self.memory.amp().precision(),
-            adamw: Some(adamw),
+            precision: of_file.cloned().unwrap_or_else(|| amp.precision()),
+            adamw: Some(self.adamw()),
             learning_rate: Some(self.lr),
         }
     }

@@ -324,6 +324,10 @@ impl<B: AutodiffBackend> RankTraining<'_, B> {
             options.memory.amp().dtype(),
             options.output.display(),
         );
+        let ignored = options.file.iter().flat_map(|file| &file.zero.ignored);
+        for (key, reason) in ignored {
+            println!("ignored: {key}: {reason}");
+        }
     }
 
     /// The rank's micro-batches of an update: those of all ranks are assigned in turn.

@@ -1,20 +1,19 @@
 //! The settings of a run: the command line, and the file in DeepSpeed's format that it may name.
 
 use std::fmt;
-use std::path::Path;
 
 use burn::lr_scheduler::composed::{ComposedLrScheduler, ComposedLrSchedulerConfig};
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::tensor::backend::AutodiffBackend;
 use burn_zero::{
-    BatchConfig, BatchSizes, ConfigError, DeepSpeedConfig, DeepSpeedPrecision, HostAdamWConfig,
-    Memory, offload_parameters,
+    BatchConfig, BatchSizes, DeepSpeedConfig, DeepSpeedPrecision, HostAdamWConfig, Memory,
+    offload_parameters,
 };
-use serde_json::{Value, json};
 
 use super::model::Gpt;
 use super::options::Options;
+use crate::training::deepspeed::{Auto, refused};
 use crate::training::error::TrainingError;
 use crate::training::precision::Amp;
 
@@ -47,13 +46,13 @@ impl Job {
     /// [`TrainingError::Io`], [`TrainingError::Options`].
     pub fn new(options: &Options, ranks: usize) -> Result<Self, TrainingError> {
         let path = options.config.as_deref();
-        let place = path.map_or("the command line".into(), Path::to_string_lossy);
-        let refused = |error: ConfigError| TrainingError::Options(format!("{place}: {error}"));
-        let file = match path {
-            Some(path) => fs_err::read_to_string(path)?,
-            None => "{}".into(),
+        let auto = Auto {
+            amp: options.memory.amp,
+            lr: options.lr.unwrap_or(LEARNING_RATE),
+            adamw: default_adamw(),
+            width: options.width,
         };
-        let mut config = read(&file, options).map_err(refused)?;
+        let mut config = auto.read(path, SCHEDULE)?;
         let of_file = Amp::of(&config.precision);
         let amp = options.memory.amp.unwrap_or(of_file);
         if amp != of_file {
@@ -63,7 +62,8 @@ impl Job {
         let zero = &mut config.zero;
         options.memory.set(zero);
         zero.batch = batches(options, zero.batch, ranks)?;
-        let batch = zero.batch.resolve(ranks).map_err(refused)?;
+        let batch = zero.batch.resolve(ranks);
+        let batch = batch.map_err(|error| refused(path, &error))?;
         zero.batch.gradient_accumulation_steps = Some(batch.steps);
         let lr = options.lr.or(config.learning_rate);
         Ok(Self {
@@ -122,22 +122,6 @@ impl Job {
     }
 }
 
-/// Reads a file; the options fill its `"auto"` in.
-///
-/// # Errors
-///
-/// Those of [`DeepSpeedConfig::from_json_with`], and a schedule.
-fn read(text: &str, options: &Options) -> Result<DeepSpeedConfig, ConfigError> {
-    let file: Value = serde_json::from_str(text).unwrap_or_default();
-    if file["scheduler"].is_null() {
-        return DeepSpeedConfig::from_json_with(text, &|key| auto(options, key));
-    }
-    Err(ConfigError::Key {
-        path: "scheduler".to_owned(),
-        reason: SCHEDULE.to_owned(),
-    })
-}
-
 const SCHEDULE: &str = "this program warms the learning rate up and lets it fall along a cosine: leave the section out, and see --warmup";
 
 /// The batch sizes that are given. Until the micro-batch for an `--effective-batch` is found, it is
@@ -175,24 +159,6 @@ fn default_adamw() -> HostAdamWConfig {
         beta_2: 0.95,
         ..HostAdamWConfig::default()
     }
-}
-
-/// The values for the file's `"auto"`: from the options, their defaults where they are not given,
-/// and the model.
-fn auto(options: &Options, key: &str) -> Option<Value> {
-    let adamw = default_adamw();
-    Some(match key {
-        "fp16.enabled" => json!(options.memory.amp == Some(Amp::F16)),
-        "bf16.enabled" | "bfloat16.enabled" => json!(options.memory.amp == Some(Amp::Bf16)),
-        key if key.starts_with("fp16.") => Value::Null, // DeepSpeed's default
-        "optimizer.params.lr" => json!(options.lr.unwrap_or(LEARNING_RATE)),
-        "optimizer.params.betas" => json!([adamw.beta_1, adamw.beta_2]),
-        "optimizer.params.eps" => json!(adamw.epsilon),
-        "optimizer.params.weight_decay" => json!(adamw.weight_decay),
-        // A bucket is as large as a square weight, as in Transformers.
-        "zero_optimization.reduce_bucket_size" => json!(options.width * options.width),
-        _ => return None,
-    })
 }
 
 impl fmt::Display for Job {

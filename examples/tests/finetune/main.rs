@@ -11,14 +11,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn_estimate::{DeviceMemory, MetaDevice, measure};
 use burn_flex::Flex;
-use clap::Parser;
 use examples::finetune::options::{Options, Schedule};
 use examples::finetune::plan::Updates;
 use examples::finetune::report::Report;
 use examples::llm::LlmConfig;
 use examples::training::error::TrainingError;
 use examples::training::plan::Setting;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// The precision is a setting of the process, and random numbers are its backend's: trainings take
 /// turns.
@@ -78,7 +77,7 @@ impl Directory {
             model.display(),
             output.display(),
         );
-        Options::parse_from(arguments.split_whitespace())
+        Options::read(arguments.split_whitespace()).expect("options")
     }
 
     /// Trains; rank 0 is always here.
@@ -151,6 +150,62 @@ fn no_option_for_memory_changes_an_update() {
         let report = Directory::new("qwen3").run(more);
         let report = report.unwrap_or_else(|error| panic!("{more}: {error}"));
         assert_follows(&report, "qwen3 documents", 2e-5);
+    }
+}
+
+/// What the file says counts where the command line says nothing: two micro-batches of a sequence
+/// are an update of two.
+#[test]
+fn a_deepspeed_file_gives_the_settings() {
+    let _turn = turn();
+    let directory = Directory::new("qwen3");
+    let file = directory.path("ds_config.json");
+    let read = |json: Value, more: &str| {
+        fs::write(&file, json.to_string()).expect("a file");
+        let [model, output] = ["model", "output"].map(|name| directory.path(name));
+        let [one, two] = ["one.txt", "two.txt"].map(|file| tests().join("finetune").join(file));
+        let arguments = format!(
+            "finetune --model {} --output {} --text {} {} --no-shuffle --schedule constant --context 16 --steps 5 --config {} {more}",
+            model.display(),
+            output.display(),
+            one.display(),
+            two.display(),
+            file.display(),
+        );
+        Options::read(arguments.split_whitespace())
+    };
+    let json = json!({
+        "train_batch_size": 2, "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, "bf16": {"enabled": "auto"},
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "reduce_bucket_size": "auto"},
+        "optimizer": {"type": "AdamW", "params": {"lr": 7.0, "betas": [0.9, 0.95], "eps": "auto", "weight_decay": 0.1}},
+    });
+    let options = read(json, "--lr 1e-3").expect("a file that works");
+    assert_eq!((options.batch, options.accum), (1, 2));
+    let report = examples::finetune::run(&options)
+        .expect("a run")
+        .expect("rank 0");
+    assert_follows(&report, "qwen3 documents", 2e-5);
+    assert_eq!((report.stage, report.window), (2, 2));
+
+    for (json, text) in [
+        (
+            json!({"gradient_clipping": 0}),
+            "gradient_clipping: this program clips",
+        ),
+        (
+            json!({"scheduler": {"type": "WarmupLR"}}),
+            "scheduler: this program has a schedule",
+        ),
+        (
+            json!({"train_batch_size": 3, "train_micro_batch_size_per_gpu": 2}),
+            "train_batch_size",
+        ),
+    ] {
+        let error = read(json, "").expect_err(text).to_string();
+        assert!(
+            error.contains("ds_config.json") && error.contains(text),
+            "{error}"
+        );
     }
 }
 
