@@ -53,21 +53,7 @@ impl Options {
         };
         let file = auto.read(Some(&path), SCHEDULE)?;
         let is_default = |name: &str| given.value_source(name) != Some(ValueSource::CommandLine);
-        let batch = BatchConfig {
-            train_micro_batch_size_per_gpu: (!is_default("batch"))
-                .then_some(self.batch as u64)
-                .or(file.zero.batch.train_micro_batch_size_per_gpu)
-                .or(file
-                    .zero
-                    .batch
-                    .train_batch_size
-                    .is_none()
-                    .then_some(self.batch as u64)),
-            gradient_accumulation_steps: (!is_default("accum"))
-                .then_some(self.accum as u64)
-                .or(file.zero.batch.gradient_accumulation_steps),
-            ..file.zero.batch
-        };
+        let batch = self.batches(&file.zero.batch, !is_default("batch"), !is_default("accum"));
         let ranks = number_of_ranks(self.memory.ranks, "finetune")?;
         let sizes = batch.resolve(ranks);
         let sizes = sizes.map_err(|error| refused(Some(&path), &error))?;
@@ -81,6 +67,12 @@ impl Options {
             })?;
         }
         self.take_optimizer(&file, is_default);
+        if !(self.lr > 0.0 && self.lr <= 1.0) {
+            let (place, lr) = (path.display(), self.lr);
+            return Err(TrainingError::Options(format!(
+                "{place}: optimizer.params.lr: {lr} must be above 0 and at most 1"
+            )));
+        }
         let memory = &mut self.memory;
         memory.amp = memory.amp.or(Some(Amp::of(&file.precision)));
         memory.zero = memory.zero.or(Some(file.zero.stage));
@@ -90,18 +82,64 @@ impl Options {
         Ok(())
     }
 
+    /// The sizes of the command line and the file: of two that are given on the command line the
+    /// size of an update follows; with one of them it stays the file's.
+    fn batches(&self, file: &BatchConfig, has_batch: bool, has_accum: bool) -> BatchConfig {
+        let (batch, accum) = (Some(self.batch as u64), Some(self.accum as u64));
+        let whole = file.train_batch_size;
+        match (has_batch, has_accum) {
+            (true, true) => BatchConfig {
+                train_batch_size: None,
+                train_micro_batch_size_per_gpu: batch,
+                gradient_accumulation_steps: accum,
+            },
+            (true, false) => BatchConfig {
+                train_micro_batch_size_per_gpu: batch,
+                gradient_accumulation_steps: file
+                    .gradient_accumulation_steps
+                    .filter(|_| whole.is_none()),
+                ..*file
+            },
+            (false, true) => BatchConfig {
+                train_micro_batch_size_per_gpu: match whole {
+                    Some(_) => None,
+                    None => file.train_micro_batch_size_per_gpu.or(batch),
+                },
+                gradient_accumulation_steps: accum,
+                ..*file
+            },
+            (false, false) => BatchConfig {
+                train_micro_batch_size_per_gpu: match whole {
+                    Some(_) => file.train_micro_batch_size_per_gpu,
+                    None => file.train_micro_batch_size_per_gpu.or(batch),
+                },
+                ..*file
+            },
+        }
+    }
+
+    /// The numbers that the file says.
     fn take_optimizer(&mut self, file: &DeepSpeedConfig, is_default: impl Fn(&str) -> bool) {
-        let set = |name: &str, option: &mut f64, value: Option<f64>| {
-            if let Some(value) = value.filter(|_| is_default(name)) {
+        let section = file.zero.sections.get("optimizer");
+        let numbers = section.and_then(|section| section.get("params"));
+        let says = |key: &str| numbers.is_some_and(|numbers| numbers.get(key).is_some());
+        let Some(adamw) = &file.adamw else { return };
+        let lr = file.learning_rate.unwrap_or(self.lr);
+        for (name, key, option, value) in [
+            ("lr", "lr", &mut self.lr, lr),
+            ("beta_1", "betas", &mut self.beta_1, adamw.beta_1),
+            ("beta_2", "betas", &mut self.beta_2, adamw.beta_2),
+            ("epsilon", "eps", &mut self.epsilon, adamw.epsilon),
+            (
+                "weight_decay",
+                "weight_decay",
+                &mut self.weight_decay,
+                adamw.weight_decay,
+            ),
+        ] {
+            if says(key) && is_default(name) {
                 *option = value;
             }
-        };
-        let adamw = file.adamw.as_ref();
-        set("lr", &mut self.lr, file.learning_rate);
-        set("beta_1", &mut self.beta_1, adamw.map(|it| it.beta_1));
-        set("beta_2", &mut self.beta_2, adamw.map(|it| it.beta_2));
-        set("epsilon", &mut self.epsilon, adamw.map(|it| it.epsilon));
-        let decay = adamw.map(|it| it.weight_decay);
-        set("weight_decay", &mut self.weight_decay, decay);
+        }
     }
 }

@@ -3,24 +3,26 @@
 use std::path::PathBuf;
 
 use burn::tensor::backend::AutodiffBackend;
+use burn_decorator::split_mix;
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{RankReduction, Recorder, Training};
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::options::Options;
-use super::text::Text;
+use super::text::{Sequence, Text};
 use super::train::Tuned;
+use crate::llm::ADAPTER_SETTINGS;
 use crate::training::error::TrainingError;
-use crate::training::ranks::Rank;
+use crate::training::precision::Amp;
 use crate::training::settings;
 
 /// What is known of the updates that were made. `[updates]`
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct History {
-    /// The loss on the held-out text before the first.
-    pub valid_loss_before: f64,
+    /// The loss on the held-out text before the first; `None` where it was not finite.
+    pub valid_loss_before: Option<f64>,
     /// Of the tokens of each, before it.
     pub losses: Vec<f64>,
     /// Of each, before clipping; `None` where it was not finite, which f16 may do.
@@ -54,8 +56,8 @@ impl<'a> Records<'a> {
     ///
     /// # Errors
     ///
-    /// [`TrainingError::Resume`] if there is none, or nothing is left to do;
-    /// [`TrainingError::Record`] if it cannot be read or is of another model.
+    /// [`TrainingError::Resume`] if there is none; [`TrainingError::Record`] if it cannot be read or
+    /// is of another model.
     pub fn load<B: AutodiffBackend>(
         &self,
         tuned: Tuned<B>,
@@ -74,9 +76,10 @@ impl<'a> Records<'a> {
                 "there is no record in {place}; run with --save-every, without --resume, first"
             )));
         };
-        if found.step as usize >= steps {
+        if found.step as usize > steps {
+            let (step, directory) = (found.step, place);
             return Err(TrainingError::Resume(format!(
-                "all {steps} updates are in {place}"
+                "the record in {directory} is of update {step}, after the last of {steps}"
             )));
         }
         let history = serde_json::from_value(Value::Object(found.user));
@@ -90,7 +93,8 @@ impl<'a> Records<'a> {
         Ok((tuned, history))
     }
 
-    /// Saves a record after an update, if one is due: the last two are kept.
+    /// Saves a record after an update, if one is due: the last two are kept. `history` is the same
+    /// on all ranks.
     ///
     /// # Errors
     ///
@@ -110,9 +114,8 @@ impl<'a> Records<'a> {
             optimizer: &tuned.update,
             scheduler: &self.options.lr,
         };
-        let user = match serde_json::to_value(history) {
-            Ok(Value::Object(user)) => user,
-            _ => Map::new(),
+        let Ok(Value::Object(user)) = serde_json::to_value(history) else {
+            unreachable!("a struct of numbers is an object")
         };
         let state = TrainingState {
             user,
@@ -125,30 +128,54 @@ impl<'a> Records<'a> {
     }
 }
 
-/// Prepares the directory of a new run, and removes an earlier one's records from it; or, to resume,
-/// checks that the run there can go on with these settings.
-///
-/// # Errors
-///
-/// [`TrainingError::Io`], [`TrainingError::Resume`].
-pub fn open(options: &Options, text: &Text, rank: &Rank) -> Result<(), TrainingError> {
-    let now = settings(
-        options,
-        text,
-        options.batch * options.accum * rank.world_size(),
-    );
-    if options.resume {
-        let then = settings::begun(&options.output)?;
-        return settings::check(&options.output, &then, &now);
-    }
-    if rank.rank() == 0 {
-        let records = directory(options);
-        if records.exists() {
-            fs::remove_dir_all(records)?;
+/// The settings that a run has from its begin to its end.
+pub struct Settings<'a> {
+    options: &'a Options,
+    now: Value,
+}
+
+impl<'a> Settings<'a> {
+    /// Of a run of so many updates, of so many sequences each. To resume, checks that the run in the
+    /// output can go on with them; otherwise, that no records of another run are there. All ranks
+    /// do so alike.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainingError::Io`], [`TrainingError::Options`], [`TrainingError::Resume`].
+    pub fn checked(
+        options: &'a Options,
+        text: &Text,
+        steps: usize,
+        update_sequences: usize,
+    ) -> Result<Self, TrainingError> {
+        let now = settings(options, text, steps, update_sequences);
+        if options.resume {
+            let then = settings::begun(&options.output)?;
+            settings::check(&options.output, &then, &now)?;
+        } else {
+            let records = directory(options);
+            let has_records = fs::read_dir(&records).is_ok_and(|mut all| all.next().is_some());
+            if has_records {
+                return Err(TrainingError::Options(format!(
+                    "{} has the records of an earlier run: --resume goes on from them; for a new run give another --output, or move them away",
+                    records.display()
+                )));
+            }
         }
-        settings::begin(&options.output, &now)?;
+        Ok(Self { options, now })
     }
-    Ok(())
+
+    /// Notes the settings of a new run; one rank does.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainingError::Io`].
+    pub fn begin(&self) -> Result<(), TrainingError> {
+        if self.options.resume {
+            return Ok(());
+        }
+        settings::begin(&self.options.output, &self.now)
+    }
 }
 
 fn directory(options: &Options) -> PathBuf {
@@ -157,15 +184,17 @@ fn directory(options: &Options) -> PathBuf {
 
 /// What must stay the same. The number of sequences in an update must, but not how they fall into
 /// micro-batches and ranks.
-fn settings(options: &Options, text: &Text, update_sequences: usize) -> Value {
-    let tokens = text.train.iter().flat_map(|sequence| &sequence.tokens);
-    let hash = tokens.fold(0_u64, |state, token| {
-        burn_decorator::split_mix::output(state, u64::from(*token))
+fn settings(options: &Options, text: &Text, steps: usize, update_sequences: usize) -> Value {
+    let absolute = |path: &PathBuf| fs::canonicalize(path).unwrap_or_else(|_| path.clone());
+    let adapter = options.tuning.adapter.as_ref().map(|adapter| {
+        // Its scale and dropout are in no record.
+        fs::read_to_string(adapter.join(ADAPTER_SETTINGS)).unwrap_or_default()
     });
     json!({
-        "--model": options.model,
-        "--steps": options.steps,
+        "--model": absolute(&options.model).display().to_string(),
+        "--steps": steps,
         "--context": options.context,
+        "--packing": options.packing(),
         "--schedule": options.schedule,
         "--lr": options.lr,
         "--beta-1": options.beta_1,
@@ -175,9 +204,30 @@ fn settings(options: &Options, text: &Text, update_sequences: usize) -> Value {
         "--clip": options.clip,
         "--seed": options.seed,
         "--no-shuffle": options.no_shuffle,
+        // The records of a run in f16 have a scale, those of others none.
+        "--amp f16": options.memory.amp() == Amp::F16,
         "what is trained": format!("{:?}", options.tuning),
+        "settings of the adapter": adapter,
         "sequences in an update": update_sequences,
         "sequences of the text": text.train.len(),
-        "hash of the text": hash,
+        "hash of the text": hash(&text.train),
+        "hash of what is held out": hash(&text.valid),
+    })
+}
+
+/// Of tokens, of where documents begin, and of what the loss has.
+fn hash(sequences: &[Sequence]) -> u64 {
+    sequences.iter().fold(0, |state, sequence| {
+        let Sequence {
+            tokens,
+            boundaries,
+            counted,
+        } = sequence;
+        let lengths = [tokens.len(), boundaries.len()].map(|length| length as u64);
+        let tokens = tokens.iter().map(|token| u64::from(*token));
+        let boundaries = boundaries.iter().map(|place| *place as u64);
+        let counted = counted.iter().flatten().map(|counted| u64::from(*counted));
+        let all = lengths.into_iter().chain(tokens).chain(boundaries);
+        all.chain(counted).fold(state, split_mix::output)
     })
 }

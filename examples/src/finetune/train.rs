@@ -18,7 +18,7 @@ use super::options::{Options, Packing, check_context};
 use super::order::Order;
 use super::plan;
 use super::progress::ProgressLines;
-use super::records::{History, Records, open};
+use super::records::{History, Records, Settings};
 use super::report::Report;
 use super::text::{Sequence, Text, batch};
 use crate::llm::{Llm, LlmConfig};
@@ -106,7 +106,8 @@ struct Handles {
 
 impl<B: AutodiffBackend> RankTraining<'_, B> {
     fn train(&self) -> Result<Option<Report>, TrainingError> {
-        open(self.options, &self.run.text, self.rank)?;
+        let Run { text, steps, .. } = self.run;
+        let settings = Settings::checked(self.options, text, *steps, self.run.update_sequences)?;
         let config = self.options.config();
         let (mut update, handles) = self.update(&config)?;
         let model = self.placed_model(config.zero.offload_param);
@@ -116,6 +117,9 @@ impl<B: AutodiffBackend> RankTraining<'_, B> {
             self.announce(parameters, model.config().parameters());
         }
         let model = update.prepare(model)?;
+        if self.is_first() {
+            settings.begin()?;
+        }
         let checkpoint = self.options.memory.checkpoint;
         let _budget = checkpoint.budget().map(MemoryBudget::install);
 
@@ -125,15 +129,19 @@ impl<B: AutodiffBackend> RankTraining<'_, B> {
             let (tuned, history) = records.load(tuned, self.run.steps)?;
             if self.is_first() {
                 println!("resumes after update {}", history.losses.len());
+                if self.options.save_every.is_none() {
+                    println!("no further records are written: --save-every is not given");
+                }
             }
             (tuned, history)
         } else {
-            let valid_loss_before = self.validate(&tuned.model);
+            let loss = self.validate(&tuned.model);
+            let loss = self.of_rank_0("validation loss", loss)?;
             if self.is_first() {
-                println!("validation loss {valid_loss_before:.4}");
+                println!("validation loss {loss:.4}");
             }
             let history = History {
-                valid_loss_before,
+                valid_loss_before: finite(loss),
                 ..History::default()
             };
             (tuned, history)
@@ -176,7 +184,7 @@ impl<B: AutodiffBackend> RankTraining<'_, B> {
     ) -> Report {
         let options = self.options;
         Report {
-            valid_loss_before: history.valid_loss_before,
+            valid_loss_before: history.valid_loss_before.unwrap_or(f64::NAN),
             valid_loss,
             tokens_per_second: history.tokens as f64 / history.seconds.iter().sum::<f64>(),
             losses: history.losses,
@@ -198,6 +206,11 @@ impl<B: AutodiffBackend> RankTraining<'_, B> {
             parameters,
             sequences: self.run.text.train.len(),
         }
+    }
+
+    /// A number as rank 0 has it: a record has one history.
+    fn of_rank_0(&self, label: &str, number: f64) -> Result<f64, TrainingError> {
+        Ok(self.rank.gather_f64(label, number)?[0])
     }
 
     fn is_first(&self) -> bool {
@@ -245,10 +258,10 @@ impl<B: AutodiffBackend> RankTraining<'_, B> {
                 return Err(TrainingError::Diverged { update, loss, norm });
             }
             history.losses.push(loss);
-            history
-                .gradient_norms
-                .push(Some(norm).filter(|norm| norm.is_finite()));
-            history.seconds.push(began.elapsed().as_secs_f64());
+            history.gradient_norms.push(finite(norm));
+            let seconds = began.elapsed().as_secs_f64();
+            let seconds = self.of_rank_0("seconds of an update", seconds)?;
+            history.seconds.push(seconds);
             history.tokens += self.tokens(&numbers);
             if self.is_first() {
                 progress.update(update + 1, loss, norm, history.tokens - tokens_before);
@@ -317,11 +330,12 @@ impl<B: AutodiffBackend> RankTraining<'_, B> {
         }
         println!(
             "{}: {of_model} parameters, {trained} trained\ntext: {train} sequences of {at_most}{context} tokens, {valid} held out\n\
-             {} updates of {} sequences in {}, into {}",
+             {} updates of {} sequences in {}, with a learning rate of {}, into {}",
             options.model.display(),
             self.run.steps,
             self.run.update_sequences,
             options.memory.amp().dtype(),
+            options.lr,
             options.output.display(),
         );
         let ignored = options.file.iter().flat_map(|file| &file.zero.ignored);
@@ -353,6 +367,11 @@ impl<B: AutodiffBackend> RankTraining<'_, B> {
         }
         sums.mean()
     }
+}
+
+/// JSON has no other numbers.
+fn finite(number: f64) -> Option<f64> {
+    Some(number).filter(|number| number.is_finite())
 }
 
 /// The sums of losses and of the tokens that they are of, on the device until they are read.

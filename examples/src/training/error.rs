@@ -77,7 +77,7 @@ pub enum TrainingError {
     Record(#[from] burn_zero::RecordError),
 
     /// `--resume` without a record, after the end, or with other settings: each with both values.
-    #[error("nothing to resume: {0}")]
+    #[error("cannot resume: {0}")]
     Resume(String),
 
     /// The training ended before its last step.

@@ -53,7 +53,9 @@ pub fn check(directory: &Path, then: &str, now: &Value) -> Result<(), TrainingEr
         return Err(TrainingError::Resume(other));
     }
     if then != now {
-        let part = format!("{place}/{FILE} is not whole, or of another version");
+        let part = format!(
+            "{place}/{FILE} is not whole, or of another version: start anew in another directory"
+        );
         return Err(TrainingError::Resume(part));
     }
     Ok(())

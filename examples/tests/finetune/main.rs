@@ -179,8 +179,10 @@ fn a_deepspeed_file_gives_the_settings() {
         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "reduce_bucket_size": "auto"},
         "optimizer": {"type": "AdamW", "params": {"lr": 7.0, "betas": [0.9, 0.95], "eps": "auto", "weight_decay": 0.1}},
     });
+    let of_batch = read(json.clone(), "--lr 1e-3 --batch 2").expect("a file that works");
+    assert_eq!((of_batch.batch, of_batch.accum), (2, 1));
     let options = read(json, "--lr 1e-3").expect("a file that works");
-    assert_eq!((options.batch, options.accum), (1, 2));
+    assert_eq!((options.batch, options.accum, options.lr), (1, 2, 1e-3));
     let report = examples::finetune::run(&options)
         .expect("a run")
         .expect("rank 0");
@@ -195,6 +197,10 @@ fn a_deepspeed_file_gives_the_settings() {
         (
             json!({"scheduler": {"type": "WarmupLR"}}),
             "scheduler: this program has a schedule",
+        ),
+        (
+            json!({"optimizer": {"type": "AdamW", "params": {"lr": 7.0}}}),
+            "optimizer.params.lr: 7",
         ),
         (
             json!({"train_batch_size": 3, "train_micro_batch_size_per_gpu": 2}),
@@ -228,11 +234,22 @@ fn a_resumed_training_is_the_one_without_the_break() {
     assert!(fs::read(directory.path(file)).expect("adapters") == weights);
 
     let directory = Directory::new("qwen3");
-    directory.run("--save-every 3").expect("a run");
+    let ranks = "--batch 1 --ranks 2 --zero 2 --save-every 3";
+    directory.run(ranks).expect("a run");
+    let refused = refusal(&directory, ranks);
+    assert!(
+        refused.contains("has the records of an earlier run"),
+        "{refused}"
+    );
     let others = "--batch 1 --ranks 2 --zero 3 --resume";
     let resumed = directory.run(others).expect("a record");
     assert_follows(&resumed, "qwen3 documents", 2e-5);
 
+    let refused = refusal(&directory, "--resume --packing plain");
+    assert!(
+        refused.contains("now \"--packing\": \"plain\""),
+        "{refused}"
+    );
     let refused = refusal(&directory, "--resume --clip 2");
     assert!(
         refused.contains("other settings: \"--clip\": 1.0, now \"--clip\": 2.0"),

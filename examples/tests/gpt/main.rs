@@ -223,7 +223,7 @@ fn a_resumed_run_ends_like_one_without_a_break() {
             .unwrap_err()
             .to_string()
     };
-    assert!(error("--resume").starts_with("nothing to resume: all 12 steps are in "));
+    assert!(error("--resume").starts_with("cannot resume: all 12 steps are in "));
     let changed = error("--resume --batch 5 --lr 1e-3");
     for part in [
         r#""--lr": 0.01, now "--lr": 0.001"#,
@@ -373,7 +373,7 @@ fn what_cannot_run_is_refused_before_it_starts() {
             .to_string()
     };
 
-    assert!(error("--resume").starts_with("nothing to resume: there is no complete record in "));
+    assert!(error("--resume").starts_with("cannot resume: there is no complete record in "));
     assert!(error("--context 300").starts_with("the text is too short: 2700 bytes leave "));
     assert!(error("--width 15").starts_with("--heads 2 does not divide --width 15"));
     #[cfg(not(feature = "cuda"))]
