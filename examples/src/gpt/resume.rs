@@ -12,6 +12,7 @@ use super::loader::hash;
 use super::options::Options;
 use super::text::Text;
 use crate::training::error::TrainingError;
+use crate::training::precision::Amp;
 use crate::training::settings;
 
 /// Prepares the directory of a new run, and removes an earlier one's records and metrics from it;
@@ -84,6 +85,8 @@ fn of(options: &Options, job: &Job, text: &Text) -> Value {
         "--loss": options.loss,
         "--warmup": options.warmup(),
         "--lr": job.lr,
+        // The records of a run in f16 have a scale, those of others none.
+        "--amp f16": job.amp == Amp::F16,
         "optimizer": job.config.adamw,
         "gradient clipping": job.config.zero.gradient_clipping,
         "sequences in an update": job.batch.train,

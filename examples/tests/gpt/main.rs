@@ -223,8 +223,9 @@ fn a_resumed_run_ends_like_one_without_a_break() {
             .unwrap_err()
             .to_string()
     };
-    assert!(error("--resume").starts_with("cannot resume: all 12 steps are in "));
-    let changed = error("--resume --batch 5 --lr 1e-3");
+    assert!(error("--resume --amp f16").starts_with("cannot resume: all 12 steps are in "));
+    assert!(error("--resume").contains("\"--amp f16\": true, now \"--amp f16\": false"));
+    let changed = error("--resume --amp f16 --batch 5 --lr 1e-3");
     for part in [
         r#""--lr": 0.01, now "--lr": 0.001"#,
         r#""sequences in an update": 4, now "sequences in an update": 5"#,
@@ -234,14 +235,14 @@ fn a_resumed_run_ends_like_one_without_a_break() {
     let settings = directory.path().join("run/run.json");
     let whole = fs::read_to_string(&settings).unwrap();
     fs::write(&settings, "").unwrap();
-    assert!(error("--resume").contains("run.json is not whole"));
+    assert!(error("--resume --amp f16").contains("run.json is not whole"));
     let mut older: serde_json::Value = serde_json::from_str(&whole).unwrap();
     older.as_object_mut().unwrap().remove("records");
     fs::write(&settings, older.to_string()).unwrap();
-    assert!(error("--resume").contains("are of an older version of this program"));
+    assert!(error("--resume --amp f16").contains("are of an older version of this program"));
     fs::write(&settings, whole).unwrap();
     fs::write(directory.path().join("text.txt"), "other ".repeat(600)).unwrap();
-    let changed = error("--resume");
+    let changed = error("--resume --amp f16");
     let part = r#""bytes of text": 2700, now "bytes of text": 3600"#;
     assert!(changed.contains(part), "{changed}");
 }
