@@ -308,9 +308,10 @@ macro_rules! method {
     (float_from_data($($arg:tt)*) -> $ret:tt) => {
         #[inline]
         fn float_from_data(data: TensorData, device: &Device<Self>) -> FloatTensor<Self> {
-            match is_carried::<StaysOnHost>() {
-                true => Host(HostTensor::new(data, device.clone())),
-                false => OnDevice(B::float_from_data(data, device)),
+            if is_carried::<StaysOnHost>() {
+                Host(HostTensor::new(data, device.clone()))
+            } else {
+                OnDevice(B::float_from_data(data, device))
             }
         }
     };

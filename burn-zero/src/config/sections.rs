@@ -157,13 +157,12 @@ fn parse<T: DeserializeOwned>(
         "bf16_master_weights_and_grads": false, "bf16_optimizer_states": false, "fp32_optimizer_states": true,
         "bias_correction": true, "amsgrad": false, "maximize": false, "max_grad_norm": 0});
     let section = section.filter(|section| !section.is_null());
-    let section = section.map(|section| object(path, section)).transpose()?;
     if let (Some(all), Some(section)) = (defaults.as_object_mut(), section) {
         let has_effect = |(key, value): &(&String, &Value)| {
             !IGNORED.contains(&&***key) && harmless.get(key) != Some(value)
         };
-        let section = section.iter().filter(has_effect);
-        all.extend(section.map(|(key, value)| (key.clone(), value.clone())));
+        let effective = object(path, section)?.iter().filter(has_effect);
+        all.extend(effective.map(|(key, value)| (key.clone(), value.clone())));
     }
     let parsed = serde_json::from_value(defaults);
     parsed.map_err(|error| ConfigError::key(path, error.to_string()))
@@ -248,8 +247,8 @@ fn adamw(section: &Value) -> Result<(f64, HostAdamWConfig), ConfigError> {
         ));
     }
     let other = || ConfigError::key("optimizer.type", NOT_ADAMW);
-    let kind = section["type"].as_str().unwrap_or_default();
-    let kind = kind.to_ascii_lowercase();
+    let name = section["type"].as_str().unwrap_or_default();
+    let kind = name.to_ascii_lowercase();
     if !["adam", "adamw"].contains(&&*kind) {
         return Err(other());
     }

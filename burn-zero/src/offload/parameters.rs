@@ -128,8 +128,8 @@ impl HostLink {
             let Some((gradient, device)) = gradients.remove::<B::InnerBackend, 1>(id) else {
                 return;
             };
-            let is_known = with(|step: &mut ShardStep| step.known.contains(&id));
-            let is_known = is_known.unwrap_or_else(|| {
+            let in_step = with(|step: &mut ShardStep| step.known.contains(&id));
+            let is_known = in_step.unwrap_or_else(|| {
                 let node = leaf_node::<B>(&tensor);
                 node.is_some() && self.leaves.get(&id) == node.as_ref()
             });

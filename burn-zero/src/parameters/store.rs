@@ -279,21 +279,20 @@ pub(crate) fn own_shards<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: &M,
 ) -> Vec<Arc<Shard>> {
     let (layout, values) = (units.layout(), units.values::<B, M>(module));
-    let cuts = layout.cuts();
-    let known = known.map(|known| (known, known.units.layout().cuts()));
+    let known = known.map(|known| (known, known.units.layout().cuts(), layout.cuts()));
     let shards = (0..layout.parameters().len()).map(|parameter| {
-        let of_known = known.as_ref().and_then(|(known, known_cuts)| {
+        let of_known = known.as_ref().and_then(|(known, known_cuts, cuts)| {
             let Some(leaf) = values.get(&parameter) else {
                 return Some(&known.own[parameter]);
             };
-            let of_known = known.parameter_of(leaf_node::<B>(leaf))?;
+            let its_parameter = known.parameter_of(leaf_node::<B>(leaf))?;
             // By those of all ranks: a rank whose own elements alone are the same, none for
             // example, would leave out the read, which the others make together.
             let is_cut_so = cuts
                 .iter()
                 .zip(known_cuts)
-                .all(|(now, before)| now[parameter] == before[of_known]);
-            is_cut_so.then(|| &known.own[of_known])
+                .all(|(now, before)| now[parameter] == before[its_parameter]);
+            is_cut_so.then(|| &known.own[its_parameter])
         });
         if let Some(own) = of_known {
             return own.clone();

@@ -10,6 +10,7 @@ use super::options::Options;
 use crate::llm::LlmConfig;
 use crate::training::deepspeed::{Auto, refused};
 use crate::training::error::TrainingError;
+use crate::training::options::checked_learning_rate;
 use crate::training::precision::Amp;
 use crate::training::ranks::number_of_ranks;
 
@@ -55,8 +56,9 @@ impl Options {
         let is_default = |name: &str| given.value_source(name) != Some(ValueSource::CommandLine);
         let batch = self.batches(&file.zero.batch, !is_default("batch"), !is_default("accum"));
         let ranks = number_of_ranks(self.memory.ranks, "finetune")?;
-        let sizes = batch.resolve(ranks);
-        let sizes = sizes.map_err(|error| refused(Some(&path), &error))?;
+        let sizes = batch
+            .resolve(ranks)
+            .map_err(|error| refused(Some(&path), &error))?;
         (self.batch, self.accum) = (sizes.micro as usize, sizes.steps as usize);
         if is_default("clip") {
             self.clip = file.zero.gradient_clipping.ok_or_else(|| {
@@ -67,12 +69,10 @@ impl Options {
             })?;
         }
         self.take_optimizer(&file, is_default);
-        if !(self.lr > 0.0 && self.lr <= 1.0) {
+        self.lr = checked_learning_rate(self.lr).map_err(|must| {
             let (place, lr) = (path.display(), self.lr);
-            return Err(TrainingError::Options(format!(
-                "{place}: optimizer.params.lr: {lr} must be above 0 and at most 1"
-            )));
-        }
+            TrainingError::Options(format!("{place}: optimizer.params.lr: {lr} {must}"))
+        })?;
         let memory = &mut self.memory;
         memory.amp = memory.amp.or(Some(Amp::of(&file.precision)));
         memory.zero = memory.zero.or(Some(file.zero.stage));
@@ -82,39 +82,31 @@ impl Options {
         Ok(())
     }
 
-    /// The sizes of the command line and the file: of two that are given on the command line the
-    /// size of an update follows; with one of them it stays the file's.
+    /// The sizes of the command line and the file. With one of them on the command line an update
+    /// keeps the file's size, if it names one, so the file's other one is left out; with both the
+    /// update's is.
     fn batches(&self, file: &BatchConfig, has_batch: bool, has_accum: bool) -> BatchConfig {
-        let (batch, accum) = (Some(self.batch as u64), Some(self.accum as u64));
-        let whole = file.train_batch_size;
-        match (has_batch, has_accum) {
-            (true, true) => BatchConfig {
-                train_batch_size: None,
-                train_micro_batch_size_per_gpu: batch,
-                gradient_accumulation_steps: accum,
+        let has_size = file.train_batch_size.is_some();
+        let micro = file.train_micro_batch_size_per_gpu;
+        let steps = file.gradient_accumulation_steps;
+        let of_file = BatchConfig {
+            train_batch_size: file.train_batch_size.filter(|_| !(has_batch && has_accum)),
+            train_micro_batch_size_per_gpu: micro.filter(|_| !(has_accum && has_size)),
+            gradient_accumulation_steps: steps.filter(|_| !(has_batch && has_size)),
+        };
+        let (batch, accum) = (self.batch as u64, self.accum as u64);
+        BatchConfig {
+            train_micro_batch_size_per_gpu: if has_batch {
+                Some(batch)
+            } else {
+                of_file
+                    .train_micro_batch_size_per_gpu
+                    .or((!has_size).then_some(batch))
             },
-            (true, false) => BatchConfig {
-                train_micro_batch_size_per_gpu: batch,
-                gradient_accumulation_steps: file
-                    .gradient_accumulation_steps
-                    .filter(|_| whole.is_none()),
-                ..*file
-            },
-            (false, true) => BatchConfig {
-                train_micro_batch_size_per_gpu: match whole {
-                    Some(_) => None,
-                    None => file.train_micro_batch_size_per_gpu.or(batch),
-                },
-                gradient_accumulation_steps: accum,
-                ..*file
-            },
-            (false, false) => BatchConfig {
-                train_micro_batch_size_per_gpu: match whole {
-                    Some(_) => file.train_micro_batch_size_per_gpu,
-                    None => file.train_micro_batch_size_per_gpu.or(batch),
-                },
-                ..*file
-            },
+            gradient_accumulation_steps: has_accum
+                .then_some(accum)
+                .or(of_file.gradient_accumulation_steps),
+            ..of_file
         }
     }
 

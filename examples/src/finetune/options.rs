@@ -12,7 +12,6 @@ use crate::training::error::TrainingError;
 use crate::training::options::{
     MemoryOptions, above_zero, bytes, learning_rate, positive, probability,
 };
-use crate::training::precision::Amp;
 
 /// Continues the training of a Llama, Mistral, Qwen2 or Qwen3 model on text, and writes it as a
 /// Hugging Face directory.
@@ -196,13 +195,14 @@ impl Options {
             ..file.map_or_else(ZeroConfig::default, |file| file.zero.clone())
         };
         self.memory.set(&mut zero);
-        // A file's loss scale is of its precision.
         let amp = self.memory.amp();
-        let of_file = file.map(|file| &file.precision);
-        let of_file = of_file.filter(|precision| Amp::of(precision) == amp);
+        let precision = match file {
+            Some(file) => amp.precision_beside(&file.precision),
+            None => amp.precision(),
+        };
         DeepSpeedConfig {
             zero,
-            precision: of_file.cloned().unwrap_or_else(|| amp.precision()),
+            precision,
             adamw: Some(self.adamw()),
             learning_rate: Some(self.lr),
         }

@@ -82,8 +82,8 @@ impl<'a> Records<'a> {
                 "the record in {directory} is of update {step}, after the last of {steps}"
             )));
         }
-        let history = serde_json::from_value(Value::Object(found.user));
-        let history = history.map_err(|error| {
+        let user = serde_json::from_value(Value::Object(found.user));
+        let history = user.map_err(|error| {
             TrainingError::Resume(format!("{place} has no history of its updates: {error}"))
         })?;
         let tuned = Tuned {

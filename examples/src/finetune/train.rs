@@ -135,8 +135,7 @@ impl<B: AutodiffBackend> RankTraining<'_, B> {
             }
             (tuned, history)
         } else {
-            let loss = self.validate(&tuned.model);
-            let loss = self.of_rank_0("validation loss", loss)?;
+            let loss = self.of_rank_0("validation loss", self.validate(&tuned.model))?;
             if self.is_first() {
                 println!("validation loss {loss:.4}");
             }
@@ -259,8 +258,8 @@ impl<B: AutodiffBackend> RankTraining<'_, B> {
             }
             history.losses.push(loss);
             history.gradient_norms.push(finite(norm));
-            let seconds = began.elapsed().as_secs_f64();
-            let seconds = self.of_rank_0("seconds of an update", seconds)?;
+            let own_seconds = began.elapsed().as_secs_f64();
+            let seconds = self.of_rank_0("seconds of an update", own_seconds)?;
             history.seconds.push(seconds);
             history.tokens += self.tokens(&numbers);
             if self.is_first() {

@@ -53,17 +53,15 @@ impl Job {
             width: options.width,
         };
         let mut config = auto.read(path, SCHEDULE)?;
-        let of_file = Amp::of(&config.precision);
-        let amp = options.memory.amp.unwrap_or(of_file);
-        if amp != of_file {
-            config.precision = amp.precision();
-        }
+        let asked = options.memory.amp;
+        let amp = asked.unwrap_or_else(|| Amp::of(&config.precision));
+        config.precision = amp.precision_beside(&config.precision);
         config.adamw.get_or_insert_with(default_adamw);
         let zero = &mut config.zero;
         options.memory.set(zero);
         zero.batch = batches(options, zero.batch, ranks)?;
-        let batch = zero.batch.resolve(ranks);
-        let batch = batch.map_err(|error| refused(path, &error))?;
+        let resolved = zero.batch.resolve(ranks);
+        let batch = resolved.map_err(|error| refused(path, &error))?;
         zero.batch.gradient_accumulation_steps = Some(batch.steps);
         let lr = options.lr.or(config.learning_rate);
         Ok(Self {

@@ -97,9 +97,19 @@ pub fn mebibytes() -> RangedU64ValueParser<u64> {
 ///
 /// What else it must be.
 pub fn learning_rate(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(rate) if rate > 0.0 && rate <= 1.0 => Ok(rate),
-        _ => Err("must be a number above 0 and at most 1".into()),
+    checked_learning_rate(text.parse().unwrap_or(f64::NAN))
+}
+
+/// The rate, if it is above 0 and at most 1.
+///
+/// # Errors
+///
+/// What else it must be.
+pub fn checked_learning_rate(rate: f64) -> Result<f64, String> {
+    if rate > 0.0 && rate <= 1.0 {
+        Ok(rate)
+    } else {
+        Err("must be a number above 0 and at most 1".to_owned())
     }
 }
 

@@ -39,6 +39,16 @@ impl Amp {
         }
     }
 
+    /// The precision of an update whose file may say another: with the file's loss scale if it says
+    /// this one.
+    pub fn precision_beside(self, file: &DeepSpeedPrecision) -> DeepSpeedPrecision {
+        if self == Self::of(file) {
+            file.clone()
+        } else {
+            self.precision()
+        }
+    }
+
     /// What the command line calls a file's precision.
     pub fn of(precision: &DeepSpeedPrecision) -> Self {
         match precision {

@@ -43,11 +43,12 @@ pub fn begun(directory: &Path) -> Result<String, TrainingError> {
 /// [`TrainingError::Resume`] with each setting that differs, and both values.
 pub fn check(directory: &Path, then: &str, now: &Value) -> Result<(), TrainingError> {
     let (place, now) = (directory.display(), format!("{now:#}"));
-    let lines = then.lines().zip(now.lines());
-    let changed = lines.filter(|(then, now)| then != now);
     let setting = |line: &str| line.trim_matches([' ', ',']).to_owned();
-    let changed = changed.map(|(then, now)| format!("{}, now {}; ", setting(then), setting(now)));
-    let changed: String = changed.collect();
+    let lines = then.lines().zip(now.lines());
+    let changed: String = lines
+        .filter(|(then, now)| then != now)
+        .map(|(then, now)| format!("{}, now {}; ", setting(then), setting(now)))
+        .collect();
     if !changed.is_empty() {
         let other = format!("{place} was started with other settings: {changed}");
         return Err(TrainingError::Resume(other));
