@@ -101,10 +101,10 @@ pub use host::delivered::{
     Delivery, delivered, delivered_in_order, delivered_in_types, is_delivered, upload_place,
 };
 pub use host::download::ReadsInPlace;
+pub use node::drops::Held;
 pub use node::gradient::Gradient;
 pub use node::handle::{Handle, Managed};
 pub use node::replay::is_replaying;
-pub use node::unwound::Held;
 pub use observe::metric::{HoldersMetric, RematMetric};
 pub use observe::parameters::name_parameters;
 pub use observe::record_all::{FullRecording, record_all};

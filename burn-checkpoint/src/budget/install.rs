@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::budget::MemoryBudget;
 use crate::budget::memory::Installed;
-use crate::record::clock::Phase;
 use crate::record::context::{self, InForce};
+use crate::record::step::Phase;
 
 impl MemoryBudget {
     /// Puts the limit into force on this thread until the guard is dropped. Of several budgets the

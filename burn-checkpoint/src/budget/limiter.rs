@@ -18,7 +18,8 @@ use crate::error::{Need, size};
 use crate::node::entry::{self, AnyEntry, Origin};
 use crate::observe::snapshot::Snapshot;
 use crate::observe::stats::Counts;
-use crate::record::clock::{self, Lineage, Phase, Step};
+use crate::record::flags;
+use crate::record::step::{Lineage, Phase, Step};
 use crate::record::work::Work;
 use crate::scope::tiny;
 
@@ -381,7 +382,7 @@ impl Budget {
 
     #[cold]
     fn evict_for(&self, op: &'static str, bytes: u64, limit: u64) {
-        crate::node::unwound::free(); // what a panic left still counts
+        crate::node::drops::free(); // what a panic left still counts
         // After a search in vain another one is worth its time only once live bytes have changed.
         let stuck = self.stuck.load(Ordering::Relaxed);
         // If they were less meanwhile, tensors made in place of the freed ones may be evictable.
@@ -421,7 +422,7 @@ impl Budget {
     /// Evicts until so many bytes fit below the limit. Returns whether they fit, and how many
     /// storages it looked at.
     fn evict(&self, bytes: u64, limit: u64) -> (bool, u64) {
-        let now = clock::now();
+        let now = flags::now();
         let fits = || self.live().saturating_add(bytes) <= limit;
         let program = self.program.load(Ordering::Relaxed);
         let key = [self.live(), bytes, limit].into_iter().fold(program, mix);

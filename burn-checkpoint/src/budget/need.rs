@@ -8,7 +8,8 @@ use rustc_hash::FxHashMap;
 
 use crate::error::{Need, RematError};
 use crate::node::entry::{AnyEntry, Origin};
-use crate::record::clock::{self, Lineage};
+use crate::record::flags;
+use crate::record::step::Lineage;
 use crate::record::work::Work;
 
 /// A need that is larger than another one by more than this part of it is clearly larger.
@@ -25,7 +26,7 @@ impl Need {
         op: &'static str,
         result_bytes: u64,
     ) -> Self {
-        let now = clock::now();
+        let now = flags::now();
         // Of the reasons why the views of a storage stay, the strongest counts.
         let mut storages: FxHashMap<usize, Stays> = FxHashMap::default();
         for node in alive {

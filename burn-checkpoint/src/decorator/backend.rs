@@ -5,9 +5,9 @@ use std::marker::PhantomData;
 use burn_backend::{Backend, BackendTypes};
 
 use crate::host::download;
+use crate::node::drops;
 use crate::node::handle::Handle;
 use crate::node::kind::{Bool, Float, Int, Quant};
-use crate::node::unwound;
 
 /// A backend whose tensors can leave memory and come back: `Autodiff<Remat<Cuda>>`.
 ///
@@ -32,7 +32,7 @@ impl<B: Backend> BackendTypes for Remat<B> {
 
 /// Runs before the device is synchronized or its memory cleaned up.
 fn idle() {
-    unwound::free();
+    drops::free();
     download::finish();
 }
 

@@ -17,8 +17,8 @@ use parking_lot::Mutex;
 use crate::budget::counted::CountedBytes;
 use crate::host::delivered::Delivery;
 use crate::host::request::Request;
+use crate::node::drops::Held;
 use crate::node::extent::Extent;
-use crate::node::unwound::Held;
 use crate::observe::verify;
 use crate::record::context;
 

@@ -12,8 +12,8 @@ use crate::node::entry::{AnyEntry, Group, NodeInfo, Origin};
 use crate::node::replay;
 use crate::node::{Node, Storage, Vacated};
 use crate::observe::trace::{EventKind, Kind};
-use crate::record::clock;
 use crate::record::cost::upload_ns;
+use crate::record::flags;
 use crate::scope::policy::{OpCall, Policy, SavePolicy};
 use crate::scope::region::Region;
 use crate::scope::units::{self, Unit};
@@ -199,7 +199,7 @@ impl<B: Backend> AnyEntry for Node<B> {
             bytes: self.bytes(),
             ..Group::default()
         };
-        let now = clock::now();
+        let now = flags::now();
         let views = self.budgeted.as_ref()?.views();
         for node in std::iter::once(self.clone()).chain(views) {
             let Some(own) = &node.budgeted else {

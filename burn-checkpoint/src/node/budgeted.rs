@@ -7,7 +7,7 @@ use burn_backend::Backend;
 use parking_lot::Mutex;
 
 use crate::node::Node;
-use crate::record::clock::{Lineage, Step};
+use crate::record::step::{Lineage, Step};
 
 /// What only a budget needs of a node: absent in one that was made without a budget.
 pub(crate) struct Budgeted<B: Backend> {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::budget::counted::{CountedBytes, Marked};
 use crate::budget::memory::MemoryStats;
 use crate::node::extent::Extent;
-use crate::record::clock::{Lineage, Phase, Step};
+use crate::record::step::{Lineage, Phase, Step};
 
 /// The mark of a tensor that was computed from gradients under a budget: a gradient, and after its
 /// step a parameter or state of an optimizer. Also that of a constant of backward. The bytes of the

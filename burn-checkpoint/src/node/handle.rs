@@ -11,16 +11,16 @@ use burn_backend::{Backend, DType, Shape, TensorData, TensorMetadata};
 use crate::host::request::Named;
 use crate::node::Node;
 use crate::node::content::{Home, State};
+use crate::node::drops::{self, Held};
 use crate::node::gradient::Gradient;
 use crate::node::kind::{Kind, SAME_KIND};
 use crate::node::recipe::{Saved, SavedLeaf, SavedValue};
 use crate::node::replay;
 use crate::node::source::Source;
-use crate::node::unwound::{self, Held};
 use crate::record;
 use crate::record::Call;
-use crate::record::clock::{Lineage, Read, Step};
 use crate::record::context;
+use crate::record::step::{Lineage, Read, Step};
 use crate::scope::units::Unit;
 
 /// A tensor of [`Remat`](crate::Remat): the inner backend's, or a managed one, whose storage may be
@@ -111,11 +111,11 @@ impl<B: Backend> Drop for Managed<B> {
     fn drop(&mut self) {
         if panicking() {
             if let Some(source) = self.0.take() {
-                unwound::release(Self(source));
+                drops::release(Self(source));
             }
             return;
         }
-        unwound::free();
+        drops::free();
         let node = self.node();
         // With the last reference of all the node itself is dropped, and its storage with it.
         if node.users.fetch_sub(1, Ordering::AcqRel) != 1 || Arc::strong_count(node) == 1 {

@@ -10,12 +10,13 @@
 //! - `entry.rs`: a node as scopes and budgets see it, of any backend; `as_entry.rs`: what they do
 //!   with it.
 //! - `gradient.rs`: gradients, which are no nodes.
-//! - `kind.rs` and `extent.rs`: tensors of the inner backend, and their size. `unwound.rs`: what
-//!   panics drop.
+//! - `kind.rs` and `extent.rs`: tensors of the inner backend, and their size. `drops.rs`: drops that
+//!   wait.
 
 mod as_entry;
 pub(crate) mod budgeted;
 pub(crate) mod content;
+pub(crate) mod drops;
 pub(crate) mod entry;
 pub(crate) mod extent;
 pub(crate) mod gradient;
@@ -25,7 +26,6 @@ pub(crate) mod meta;
 pub(crate) mod recipe;
 pub(crate) mod replay;
 pub(crate) mod source;
-pub(crate) mod unwound;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -38,7 +38,7 @@ use crate::budget::counted::CountedBytes;
 use crate::budget::memory::MemoryStats;
 use crate::observe::trace::{self, EventKind, Traced};
 use crate::observe::verify;
-use crate::record::clock::{Lineage, Step};
+use crate::record::step::{Lineage, Step};
 use budgeted::Budgeted;
 use content::State;
 use kind::Value;
@@ -231,7 +231,7 @@ impl<B: Backend> Node<B> {
     #[inline]
     pub fn release(&self, vacated: Option<Vacated<B>>) {
         if let Some(Vacated { value, freed_bytes }) = vacated {
-            unwound::release(value);
+            drops::release(value);
             self.freed(freed_bytes);
         }
     }

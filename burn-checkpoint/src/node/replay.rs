@@ -3,13 +3,11 @@
 //! A replay first plans, without recursion, what has to run, in which order, and how often each
 //! result is needed. Then it runs, and drops what no handle refers to right after its last use.
 
-use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn_backend::Backend;
-use burn_decorator::cell::Scope;
 use rustc_hash::FxHashMap;
 
 use crate::budget::again::again;
@@ -22,11 +20,12 @@ use crate::node::recipe::Recipe;
 use crate::observe::stats::RematStats;
 use crate::observe::trace::{self, EventKind};
 use crate::observe::verify;
+use crate::record::flags::{FLAGS, Raised};
 use crate::scope::region::Region;
 
 /// Brings nodes back, with what they need.
 pub(crate) fn bring_back<B: Backend>(targets: impl IntoIterator<Item = Arc<Node<B>>>) {
-    let _replaying = Scope::enter(&REPLAYING, true);
+    let _replaying = Raised::new(|flags| &flags.replays);
     for target in targets {
         if !fetch(&target) {
             Plan::new(target).run();
@@ -34,15 +33,11 @@ pub(crate) fn bring_back<B: Backend>(targets: impl IntoIterator<Item = Arc<Node<
     }
 }
 
-thread_local! {
-    static REPLAYING: Cell<bool> = const { Cell::new(false) };
-}
-
 /// Whether the operations that this thread gives to the backend below [`Remat`](crate::Remat) bring
 /// evicted tensors back, by a replay or an upload. For backends that tell forward from backward by
 /// the operations they get.
 pub fn is_replaying() -> bool {
-    REPLAYING.get()
+    FLAGS.with(|flags| flags.replays.get())
 }
 
 /// Nodes whose storages stay until this is dropped.
@@ -153,7 +148,7 @@ pub(crate) fn rehearse<B: Backend>(node: &Arc<Node<B>>) {
     drop(state);
     if vacated.is_some() {
         drop(vacated);
-        let rehearsing = Scope::enter(&verify::REHEARSING, true);
+        let rehearsing = Raised::new(|flags| &flags.rehearses);
         Plan::new(node.clone()).run();
         drop(rehearsing);
     }

@@ -1,25 +1,18 @@
 //! Comparing what comes back with what was dropped.
 
-use std::cell::Cell;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn_backend::{Backend, read_sync};
-use burn_decorator::cell::rare;
 
 use crate::error::RematError;
 use crate::node::kind::Value;
+use crate::record::flags::FLAGS;
 
 /// Whether any thread has ever compared. Read first, because a static is read faster than a
 /// thread-local.
 static EVER: AtomicBool = AtomicBool::new(false);
-
-thread_local! {
-    static GUARDS: Cell<usize> = const { Cell::new(0) };
-    /// Whether a replay under way is only to be compared.
-    pub(crate) static REHEARSING: Cell<bool> = const { Cell::new(false) };
-}
 
 /// While its guard lives, replays and compares every tensor that is evicted on this thread, and
 /// compares what comes back with what it was.
@@ -62,27 +55,41 @@ impl Verify {
     /// Turns the comparison on for this thread, until the last of its guards is dropped.
     pub fn on() -> Self {
         EVER.store(true, Ordering::Relaxed);
-        GUARDS.set(GUARDS.get() + 1);
+        FLAGS.with(|flags| flags.verifying.set(flags.verifying.get() + 1));
         Self(PhantomData)
     }
 }
 
 impl Drop for Verify {
     fn drop(&mut self) {
-        GUARDS.set(GUARDS.get() - 1);
+        FLAGS.with(|flags| flags.verifying.set(flags.verifying.get() - 1));
     }
 }
 
 /// Whether this thread compares.
 #[inline]
 pub(crate) fn is_on() -> bool {
-    EVER.load(Ordering::Relaxed) && rare(&GUARDS) > 0
+    EVER.load(Ordering::Relaxed) && has_guard()
 }
 
 /// Whether this thread replays only to compare: byte limits and counters ignore it.
 #[inline]
 pub(crate) fn is_rehearsing() -> bool {
-    EVER.load(Ordering::Relaxed) && rare(&REHEARSING)
+    EVER.load(Ordering::Relaxed) && rehearses()
+}
+
+// Not inlined, so that the code of each operation is shorter.
+
+#[cold]
+#[inline(never)]
+fn has_guard() -> bool {
+    FLAGS.with(|flags| flags.verifying.get() > 0)
+}
+
+#[cold]
+#[inline(never)]
+fn rehearses() -> bool {
+    FLAGS.with(|flags| flags.rehearses.get())
 }
 
 /// The checksum of a storage that is dropped or moved, in verify mode.
@@ -97,7 +104,7 @@ pub(crate) fn differs<B: Backend>(checksum: Option<u64>, value: &Value<B>) -> bo
     checksum.is_some_and(|checksum| is_on() && hash(value) != checksum)
 }
 
-/// Panics with a difference. The caller drops the differing value first: see `unwound.rs`.
+/// Panics with a difference. The caller drops the differing value first: see `drops.rs`.
 pub(crate) fn fail(error: &RematError) -> ! {
     log::error!("{error}");
     panic!("{error}");

@@ -26,10 +26,11 @@ use crate::node::replay::{self, Locked};
 use crate::node::source::Source;
 use crate::node::{Node, Storage};
 use crate::observe::trace::{self, EventKind};
-use crate::record::clock::{self, Lineage, Phase, Step};
 use crate::record::context::{self, OpContext};
 use crate::record::cost::OpCost;
+use crate::record::flags;
 use crate::record::op::OpInfo;
+use crate::record::step::{Lineage, Phase, Step};
 use crate::record::work::Work;
 use crate::scope::policy::{OpCall, SavePolicy};
 
@@ -300,7 +301,7 @@ impl<B: Backend> Call<B> {
                 .clone()
                 .map(|first| Arc::new(Part { index, ..first }) as _);
             // By its number traces tell it from the others.
-            self.op_context.number = clock::tick();
+            self.op_context.number = flags::tick();
             let node = self.node(&mut part, recipe);
             Some(self.enter(node))
         });

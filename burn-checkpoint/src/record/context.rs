@@ -1,23 +1,24 @@
 //! What this thread is doing: its open scopes, the budget in force, its counters.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Once, Weak};
 
 use burn_backend::{Backend, DeviceId, DeviceOps};
-use burn_decorator::cell::{Scope, with_value};
+use burn_decorator::cell::with_value;
 use burn_decorator::gradient;
 use parking_lot::Mutex;
 
 use crate::budget::MemoryBudget;
 use crate::budget::memory::{Installed, MemoryStats};
 use crate::budget::stack::Stack;
+use crate::node::drops;
 use crate::node::entry::AnyEntry;
-use crate::node::unwound;
 use crate::observe::stats::{self, Counts, RematStats};
-use crate::record::clock::{self, Phase, Read, Step, Told};
+use crate::record::flags::{FLAGS, Flags, Raised};
 use crate::record::op::OpInfo;
+use crate::record::step::{Phase, Read, Step, Told};
 use crate::scope::policy::Policy;
 use crate::scope::region::Region;
 use crate::scope::tiny::Sizes;
@@ -33,17 +34,6 @@ static CHANGES: AtomicU64 = AtomicU64::new(0);
 static OF_THREADS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    static FLAGS: Flags = const {
-        Flags {
-            known: Cell::new(0),
-            in_scope: Cell::new(false),
-            has_budget: Cell::new(false),
-            step: Cell::new(Step::FIRST),
-            told: Cell::new(Told::NOTHING),
-            met: Cell::new(false),
-            seeded: Cell::new(None),
-        }
-    };
     static CONTEXT: RefCell<Context> = const {
         RefCell::new(Context {
             frames: Vec::new(),
@@ -54,51 +44,8 @@ thread_local! {
             counts: None,
         })
     };
-    /// Whether the results of a scope are being collected.
-    static COLLECTING: Cell<bool> = const { Cell::new(false) };
+    /// The managed results of the scope that ends.
     static COLLECTED: RefCell<Option<Vec<Arc<dyn AnyEntry>>>> = const { RefCell::new(None) };
-}
-
-/// What every operation reads. It is no part of [`CONTEXT`], because reading a cell is faster than
-/// borrowing.
-struct Flags {
-    /// The value of `CHANGES` that this thread has followed.
-    known: Cell<u64>,
-    in_scope: Cell<bool>,
-    has_budget: Cell<bool>,
-    step: Cell<Step>,
-    told: Cell<Told>,
-    /// Whether a tensor of `Remat` was used or returned since the outermost scope began.
-    met: Cell<bool>,
-    /// The number of the last backward pass whose seed was made, of those that are told.
-    seeded: Cell<Option<u64>>,
-}
-
-impl Flags {
-    /// Begins a pass. Returns where in a step the thread was.
-    fn begin(&self, phase: Phase) -> Step {
-        self.step.replace(self.step.get().begin(phase))
-    }
-
-    /// Where in a step the thread is. After a backward pass an update begins as it is told.
-    #[inline]
-    fn told_step(&self) -> Step {
-        let step = self.step.get();
-        if step.phase == Phase::Backward && gradient::is_updating() {
-            return self.begin_update();
-        }
-        step
-    }
-
-    #[cold]
-    fn begin_update(&self) -> Step {
-        let told = self.told.get();
-        self.told.set(Told {
-            update: true,
-            ..told
-        });
-        begin(Phase::Update).unwrap_or(self.step.get())
-    }
 }
 
 /// An open scope.
@@ -269,17 +216,37 @@ pub(crate) fn tick(op: &OpInfo) -> OpContext {
     FLAGS.with(|flags| {
         flags.met.set(true);
         let mut tick = OpContext {
-            number: clock::tick(),
+            number: flags.tick(),
             region: None,
             keeps: false,
             call: 0,
-            step: flags.has_budget.get().then(|| flags.told_step()),
+            step: flags.has_budget.get().then(|| told_step(flags)),
         };
         if flags.in_scope.get() {
             tick.enter(op);
         }
         tick
     })
+}
+
+/// Where in a step the thread is. After a backward pass an update begins as it is told.
+#[inline]
+fn told_step(flags: &Flags) -> Step {
+    let step = flags.step.get();
+    if step.phase == Phase::Backward && gradient::is_updating() {
+        return begin_told_update(flags);
+    }
+    step
+}
+
+#[cold]
+fn begin_told_update(flags: &Flags) -> Step {
+    let told = flags.told.get();
+    flags.told.set(Told {
+        update: true,
+        ..told
+    });
+    begin(Phase::Update).unwrap_or(flags.step.get())
 }
 
 impl OpContext {
@@ -327,11 +294,12 @@ pub(crate) fn step() -> Step {
 
 /// Notes that the device of a float tensor is read, which may begin an update.
 pub(crate) fn reads_device(of: Read) {
-    let is_update = clock::reads_device(of);
-    let told = FLAGS.with(|flags| flags.told.get());
-    if is_update && !told.update && step().phase == Phase::Backward {
-        begin(Phase::Update);
-    }
+    FLAGS.with(|flags| {
+        let is_update = flags.reads_device(of) && !flags.told.get().update;
+        if is_update && flags.step.get().phase == Phase::Backward {
+            begin(Phase::Update);
+        }
+    });
 }
 
 /// Whether a new tensor of so many ones is the seed of a backward pass. In a pass that is told it is
@@ -340,7 +308,8 @@ pub(crate) fn reads_device(of: Read) {
 pub(crate) fn is_seed(elements: u64) -> bool {
     let told = FLAGS.with(|flags| flags.told.get());
     let Some(pass) = gradient::backward_number() else {
-        return told.backward.is_none() && elements == 1 && !clock::is_at_gradient();
+        let is_guessed = told.backward.is_none() && elements == 1;
+        return is_guessed && !FLAGS.with(Flags::is_at_gradient);
     };
     if told.backward == Some(pass) {
         return false;
@@ -495,7 +464,7 @@ pub(crate) fn met() -> bool {
 
 #[inline]
 pub(crate) fn is_collecting() -> bool {
-    COLLECTING.get()
+    FLAGS.with(|flags| flags.collects.get())
 }
 
 /// Adds a result of the scope that ends; `None` if it is not managed.
@@ -506,7 +475,7 @@ pub(crate) fn collect(node: Option<Arc<dyn AnyEntry>>) {
 
 /// Runs a function that touches results, and returns the nodes of the managed ones.
 pub(crate) fn collecting(touch: impl FnOnce()) -> Vec<Arc<dyn AnyEntry>> {
-    let _collecting = Scope::enter(&COLLECTING, true);
+    let _collecting = Raised::new(|flags| &flags.collects);
     let ((), collected) = with_value(&COLLECTED, Vec::new(), touch);
     collected.unwrap_or_default()
 }
@@ -542,7 +511,7 @@ pub(crate) fn in_force() -> Option<Arc<Installed>> {
 }
 
 fn of_thread() -> Arc<Counts> {
-    unwound::free();
+    drops::free();
     CONTEXT.with_borrow_mut(Context::counts)
 }
 

@@ -20,12 +20,12 @@ use crate::node::source::Source;
 use crate::node::{Node, Storage};
 use crate::record::op::OpInfo;
 use crate::record::work::Work;
-use crate::record::{clock, context};
+use crate::record::{context, flags};
 use crate::scope::units::Unit;
 
 /// A parameter with a name. It is not counted, as other parameters are not.
 pub(crate) fn parameter<B: Backend>(named: Named, value: Value<B>) -> Managed<B> {
-    let number = clock::tick();
+    let number = flags::tick();
     let device = value.device().unwrap_or_default();
     let memory = context::memory_on(device.id());
     let (shape, dtype) = (value.shape(), value.dtype());

@@ -2,7 +2,7 @@
 //! if it is a gradient.
 //!
 //! - `context.rs`: what a thread is doing: its open scopes, the budget in force, its counters.
-//!   `clock.rs`: its operation count, and where in a step it is.
+//!   `flags.rs`: what of it operations read. `step.rs`: where in a step it is.
 //! - `call.rs`: one operation that is recorded. `operands.rs` inspects its operands, `shares.rs`
 //!   says whose storage a view has, `results.rs` hands the result out.
 //! - `given.rs`: nodes that no recorded operation computes. `room.rs`: the size of new tensors.
@@ -10,9 +10,9 @@
 //!   they cost.
 
 mod call;
-pub(crate) mod clock;
 pub(crate) mod context;
 pub(crate) mod cost;
+pub(crate) mod flags;
 mod given;
 pub(crate) mod op;
 mod operands;
@@ -20,6 +20,7 @@ mod products;
 mod results;
 mod room;
 mod shares;
+pub(crate) mod step;
 pub(crate) mod work;
 
 pub(crate) use call::Call;

@@ -18,9 +18,9 @@ use crate::node::replay;
 use crate::node::source::Source;
 use crate::node::{Node, Storage};
 use crate::observe::trace::{self, EventKind};
-use crate::record::clock::{Lineage, Phase};
 use crate::record::context;
 use crate::record::op::PARAMETER;
+use crate::record::step::{Lineage, Phase};
 use crate::record::work::Work;
 
 impl<B: Backend> Call<B> {

@@ -2,10 +2,10 @@
 
 use burn_backend::{Backend, DType};
 
+use crate::node::drops::Held;
 use crate::node::gradient::Gradient;
 use crate::node::handle::{Handle, Managed};
 use crate::node::kind::{Kind, Value};
-use crate::node::unwound::Held;
 
 /// The results of an operation, in order.
 pub(crate) enum Results<'a, B: Backend> {

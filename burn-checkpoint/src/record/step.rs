@@ -1,4 +1,4 @@
-//! The thread's operation count, and where in a step a thread is.
+//! Where in a step a thread is.
 //!
 //! Gradients, and what an optimizer computes from them, get no recipe: a recipe would keep a step's
 //! whole tape for a tensor that is used at once, and the recipes of one step would refer to those
@@ -10,20 +10,18 @@
 //! of Burn compares the devices of a gradient and its parameter. A forward pass starts at an
 //! operation that only forward passes run.
 
-use std::cell::Cell;
-
-thread_local! {
-    static OPERATIONS: Cell<u64> = const { Cell::new(0) };
-    static DEVICE_READ: Cell<DeviceRead> = const {
-        Cell::new(DeviceRead { of: Read::Other, after_operation: 0 })
-    };
-}
-
 /// The float tensor whose device was read last.
 #[derive(Clone, Copy)]
-struct DeviceRead {
-    of: Read,
-    after_operation: u64,
+pub(crate) struct DeviceRead {
+    pub of: Read,
+    pub after_operation: u64,
+}
+
+impl DeviceRead {
+    pub const NONE: Self = Self {
+        of: Read::Other,
+        after_operation: 0,
+    };
 }
 
 /// What a float tensor is whose device is read.
@@ -49,40 +47,6 @@ impl Told {
         backward: None,
         update: false,
     };
-}
-
-/// Notes that the device of a float tensor is read. Returns whether this begins an update: of the
-/// programs that run after a gradient was made, only an optimizer reads the device of a parameter
-/// right after that of a gradient.
-pub(crate) fn reads_device(of: Read) -> bool {
-    let after_operation = now();
-    let last = DEVICE_READ.replace(DeviceRead {
-        of,
-        after_operation,
-    });
-    last.of == Read::Gradient && of != Read::Gradient && last.after_operation == after_operation
-}
-
-/// Whether the float tensor whose device was read last is one that backward works on. Then a new
-/// tensor is no seed of another backward pass: autodiff reads the device of the loss before it
-/// makes the seed, that of a gradient before the ones of a mean or sum.
-pub(crate) fn is_at_gradient() -> bool {
-    DEVICE_READ.get().of != Read::Other
-}
-
-/// Counts an operation of this thread, and returns its number.
-#[inline]
-pub(crate) fn tick() -> u64 {
-    OPERATIONS.with(|operations| {
-        operations.set(operations.get() + 1);
-        operations.get()
-    })
-}
-
-/// The number of this thread's last operation.
-#[inline]
-pub(crate) fn now() -> u64 {
-    OPERATIONS.get()
 }
 
 /// Where in a step a thread is.

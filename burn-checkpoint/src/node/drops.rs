@@ -1,4 +1,5 @@
-//! Drops that are deferred until a panic is over.
+//! Drops that wait: that of a node while another one is dropped, so that no drop recurses, and
+//! those of a panic.
 //!
 //! burn-fusion never frees a tensor that is dropped while its thread panics. So tensors that an
 //! unwinding thread drops are kept here, until the thread drops the next tensor without a panic,
@@ -7,19 +8,46 @@
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::ops::Deref;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::panicking;
 
-use burn_decorator::cell::rare;
+use burn_decorator::cell::{Scope, rare};
 
-/// Whether any value has ever waited. Read first, at each drop, because a static is read faster
-/// than a thread-local.
+/// Whether any value has ever waited for the end of a panic. Read first, at each drop, because a
+/// static is read faster than a thread-local.
 static EVER: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
+    /// Whether a node is being dropped.
+    static DROPPING: Cell<bool> = const { Cell::new(false) };
+    /// Nodes to drop after the one that is being dropped.
+    static NODES: RefCell<Vec<Arc<dyn Any>>> = const { RefCell::new(Vec::new()) };
+    /// What to drop after a panic.
     static WAITING: RefCell<Vec<Box<dyn Any>>> = const { RefCell::new(Vec::new()) };
-    /// Whether any value is waiting.
+    /// Whether anything is in `WAITING`.
     static ANY: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Drops what may be the last reference to a node: now, after the node that is being dropped, or
+/// after the panic that this thread is in.
+pub(crate) fn release_node(node: Arc<dyn Any>) {
+    if panicking() {
+        return release(node);
+    }
+    if DROPPING.get() {
+        let mut node = Some(node);
+        // While a thread ends its queue may be gone: the node is then dropped at once.
+        let _ = NODES.try_with(|nodes| nodes.borrow_mut().extend(node.take()));
+        return;
+    }
+    let _dropping = Scope::enter(&DROPPING, true);
+    let mut next = Some(node);
+    while let Some(node) = next {
+        drop(node);
+        let queued = NODES.try_with(|nodes| nodes.borrow_mut().pop());
+        next = queued.ok().flatten();
+    }
 }
 
 /// Drops a value now, or after the panic that this thread is in, at the latest when the thread
