@@ -204,15 +204,15 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
 
     /// The unit that it is a parameter of.
     pub(crate) fn unit(&self) -> Option<Arc<Unit>> {
-        self.node()?.state().home.unit().cloned()
+        let node = self.node().filter(|node| node.meta.may_be_in_unit())?;
+        node.state().home.unit().cloned()
     }
 
     /// Of a parameter of a unit: what it is called, and the unit.
     pub(crate) fn named(&self) -> Option<Named> {
-        let node = self.node()?;
-        let unit = node.state().home.unit().cloned();
-        unit.map(|unit| Named {
-            path: node.meta.op,
+        let unit = self.unit()?;
+        Some(Named {
+            path: self.node()?.meta.op,
             unit: Some(unit),
         })
     }

@@ -27,6 +27,13 @@ pub(crate) struct TensorMeta<B: Backend> {
 }
 
 impl<B: Backend> TensorMeta<B> {
+    /// Whether it may be a parameter of a unit, or a view or cast of one. Each operand of an
+    /// operation is asked, so the answer needs no lock.
+    #[inline]
+    pub fn may_be_in_unit(&self) -> bool {
+        self.op.is_parameter || self.is_delivered
+    }
+
     /// The tensor as errors name it.
     pub fn result(&self) -> OpResult {
         OpResult {

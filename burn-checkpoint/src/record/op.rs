@@ -6,9 +6,6 @@ use parking_lot::Mutex;
 
 use crate::record::work::{Rate, Work, ends_with};
 
-/// The group of an [`OpInfo`] that is not an operation but a parameter, whose path is the name.
-pub(crate) const PARAMETER: &str = "parameter";
-
 /// An operation of Burn's backend.
 #[derive(Clone, Copy)]
 pub struct OpInfo {
@@ -23,6 +20,8 @@ pub struct OpInfo {
     pub(crate) rate: Rate,
     /// The name's hash, computed at compile time.
     pub(crate) key: u64,
+    /// Whether it is not an operation but a parameter, whose path is the name.
+    pub(crate) is_parameter: bool,
     /// Whether only forward passes run it, on activations and parameters.
     pub(crate) is_forward_only: bool,
     /// Whether it computes gradients.
@@ -49,6 +48,7 @@ impl OpInfo {
             group,
             rate: Rate::of(bytes, work),
             key: hash(name),
+            is_parameter: false,
             is_forward_only: is_of_modules && !is_backward_only,
             is_backward_only,
             reshapes,
@@ -72,7 +72,10 @@ impl OpInfo {
             return known;
         }
         let path: &str = Box::leak(path.into());
-        let new = Box::leak(Box::new(Self::new(path, Work::Fixed, PARAMETER)));
+        let new = Box::leak(Box::new(Self {
+            is_parameter: true,
+            ..Self::new(path, Work::Fixed, "parameter")
+        }));
         paths.push(new);
         new
     }

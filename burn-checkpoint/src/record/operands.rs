@@ -19,7 +19,6 @@ use crate::node::source::Source;
 use crate::node::{Node, Storage};
 use crate::observe::trace::{self, EventKind};
 use crate::record::context;
-use crate::record::op::PARAMETER;
 use crate::record::step::{Lineage, Phase};
 use crate::record::work::Work;
 
@@ -85,7 +84,7 @@ impl<B: Backend> Call<B> {
     pub fn see_node(&mut self, source: &Source<B>) {
         let node = source.node();
         let meta = &node.meta;
-        if trace::is_on() && meta.op.group == PARAMETER {
+        if trace::is_on() && meta.op.is_parameter {
             let path = meta.op.name;
             trace::emit(EventKind::Parameter { path }, 0, 0, None);
         }
