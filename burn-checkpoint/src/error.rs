@@ -74,7 +74,8 @@ pub enum RematError {
         /// Repeated blocks that were found.
         blocks: usize,
     },
-    /// A parameter for [`checkpoint_units`](crate::checkpoint_units) whose uses `Remat` does not see.
+    /// A parameter for [`checkpoint_units`](crate::checkpoint_units) whose uses `Remat` does not
+    /// see.
     #[error(
         "the uses of parameter `{parameter}` on `{backend}` are not seen: there is no `Remat` in this backend; use `Remat` \
          below `Autodiff`"

@@ -49,8 +49,8 @@
 //! no cost where there is no scope and no budget, or a reference to a *node*, the record of a
 //! managed tensor. A node's *meta* never changes: shape, type, device. Its *content* is the tensor,
 //! which may be evicted and restored, and how it comes back. A *recipe* is the operation with its
-//! input handles, and is dropped when no replay can need it. Autodiff's tape holds handles, so backward brings tensors back by using
-//! them: no nested backward pass, no hook, no annotation.
+//! input handles, and is dropped when no replay can need it. Autodiff's tape holds handles, so
+//! backward brings tensors back by using them: no nested backward pass, no hook, no annotation.
 //!
 //! - Under a budget a gradient, and a constant that backward makes, such as zeros, is never
 //!   computed again: its handle has the tensor, and the budget counts the bytes. It is a node where

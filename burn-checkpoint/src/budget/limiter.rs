@@ -493,8 +493,8 @@ impl Budget {
     }
 
     /// Whether a branch point, which several recipes start from, keeps its storage without handles:
-    /// in forward, if tensors with handles are evicted. Otherwise the limit is above all that a step
-    /// without it would hold, and storages that only replays need would raise the peak.
+    /// in forward, if tensors with handles are evicted. Otherwise the limit is above all that a
+    /// step without it would hold, and storages that only replays need would raise the peak.
     pub fn keeps_branch_points(&self) -> bool {
         let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
         !is(&self.differentiated)

@@ -1,10 +1,10 @@
 //! A limit on the bytes of managed tensors, without annotations (Kirisame et al., Dynamic Tensor
 //! Rematerialization, 2021).
 //!
-//! - `settings.rs`: the user's settings. `install.rs` puts them into force, `stack.rs` says which of
-//!   several count.
-//! - `memory.rs`: a device's counters, with the budget that its tensors are under. `counted.rs`: the
-//!   bytes of a storage, counted there while it is resident.
+//! - `settings.rs`: the user's settings. `install.rs` puts them into force, `stack.rs` says which
+//!   of several count.
+//! - `memory.rs`: a device's counters, with the budget that its tensors are under. `counted.rs`:
+//!   the bytes of a storage, counted there while it is resident.
 //! - `limiter.rs`: counts bytes and decides when to evict.
 //! - `candidates.rs`: what may be evicted, cheapest first: by what replaying it costs with the
 //!   evicted ones before it.

@@ -19,8 +19,8 @@ const CLEARLY: u64 = 16;
 const LOOKS: u64 = 32;
 
 impl Need {
-    /// The need of the operation under way, which is about to make `result_bytes`, without gradients
-    /// and constants that are no nodes.
+    /// The need of the operation under way, which is about to make `result_bytes`, without
+    /// gradients and constants that are no nodes.
     pub(super) fn of_nodes(
         alive: &[Arc<dyn AnyEntry>],
         op: &'static str,

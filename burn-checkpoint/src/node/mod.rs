@@ -1,6 +1,6 @@
 //! A node: the record of a managed tensor. What its [`TensorMeta`] says never changes; its
-//! [`Content`](content::Content) is the tensor and how it comes back: kept, by its recipe, from the host. Recipes
-//! refer to nodes by a [`Source`].
+//! [`Content`](content::Content) is the tensor and how it comes back: kept, by its recipe, from the
+//! host. Recipes refer to nodes by a [`Source`].
 //!
 //! - `handle.rs`: the tensor of `Remat`, which refers to a node or has the inner backend's tensor.
 //! - `meta.rs`, `content.rs` and `budgeted.rs`: what never changes, what does, and what only a
@@ -10,8 +10,8 @@
 //! - `entry.rs`: a node as scopes and budgets see it, of any backend; `as_entry.rs`: what they do
 //!   with it.
 //! - `gradient.rs`: gradients, which are no nodes.
-//! - `kind.rs` and `extent.rs`: tensors of the inner backend, and their size. `drops.rs`: drops that
-//!   wait.
+//! - `kind.rs` and `extent.rs`: tensors of the inner backend, and their size. `drops.rs`: drops
+//!   that wait.
 
 mod as_entry;
 pub(crate) mod budgeted;

@@ -84,8 +84,8 @@ fn since_now(name: &str, about: &'static str, read: fn(RematStats) -> f64) -> Ga
 ///
 /// # Cost
 ///
-/// Those of [`record`](crate::observe::trace::record) and of [`MemoryBudget::install_for_process`], until
-/// all clones are dropped.
+/// Those of [`record`](crate::observe::trace::record) and of [`MemoryBudget::install_for_process`],
+/// until all clones are dropped.
 #[derive(Clone, Debug)]
 pub struct HoldersMetric(Gauge);
 

@@ -302,9 +302,9 @@ pub(crate) fn reads_device(of: Read) {
     });
 }
 
-/// Whether a new tensor of so many ones is the seed of a backward pass. In a pass that is told it is
-/// the first one, whatever its size; where passes are guessed, a single one that is not made for a
-/// gradient.
+/// Whether a new tensor of so many ones is the seed of a backward pass. In a pass that is told it
+/// is the first one, whatever its size; where passes are guessed, a single one that is not made for
+/// a gradient.
 pub(crate) fn is_seed(elements: u64) -> bool {
     let told = FLAGS.with(|flags| flags.told.get());
     let Some(pass) = gradient::backward_number() else {

@@ -6,9 +6,9 @@
 //!
 //! Which pass runs is told by [`gradient::backward`](burn_decorator::gradient::backward) and
 //! [`gradient::update`](burn_decorator::gradient::update) where a backend or an optimizer calls
-//! them: see [`Told`]. Elsewhere a backward pass starts at its seed, and an update when an optimizer
-//! of Burn compares the devices of a gradient and its parameter. A forward pass starts at an
-//! operation that only forward passes run.
+//! them: see [`Told`]. Elsewhere a backward pass starts at its seed, and an update when an
+//! optimizer of Burn compares the devices of a gradient and its parameter. A forward pass starts at
+//! an operation that only forward passes run.
 
 /// The float tensor whose device was read last.
 #[derive(Clone, Copy)]

@@ -24,16 +24,16 @@ use crate::scope::units::{self, Programs, Unit};
 /// `encoder.layers.3`, without a change to the model's code.
 ///
 /// A block is found by the paths of its parameters. The first operation of a forward pass that uses
-/// a parameter of a block begins its scope; the first one that uses a parameter of another block, or
-/// of none, ends it, and so does the backward pass. What a block hands to the rest of the model is
-/// found by its uses.
+/// a parameter of a block begins its scope; the first one that uses a parameter of another block,
+/// or of none, ends it, and so does the backward pass. What a block hands to the rest of the model
+/// is found by its uses.
 ///
-/// The model that is returned has the same parameters, as new leaves. An optimizer makes new ones in
-/// each update, so [`wrap`](CheckpointedUnits::wrap) the optimizer, inside of a loss scaler. Those of
-/// burn-zero, over ranks and on the host, keep parameters in their units by themselves. Parameters
-/// that anything else makes, such as those of a record that was loaded, are in no unit until
-/// [`mark`](CheckpointedUnits::mark). A block of which no parameter is in a unit belongs to the block
-/// before.
+/// The model that is returned has the same parameters, as new leaves. An optimizer makes new ones
+/// in each update, so [`wrap`](CheckpointedUnits::wrap) the optimizer, inside of a loss scaler.
+/// Those of burn-zero, over ranks and on the host, keep parameters in their units by themselves.
+/// Parameters that anything else makes, such as those of a record that was loaded, are in no unit
+/// until [`mark`](CheckpointedUnits::mark). A block of which no parameter is in a unit belongs to
+/// the block before.
 ///
 /// # Over ranks
 ///
@@ -43,23 +43,22 @@ use crate::scope::units::{self, Programs, Unit};
 ///
 /// # Cost
 ///
-/// That of [`checkpoint`](crate::checkpoint) around each block. In the first step the first block of
-/// each kind stays in memory until the next block is over, and a tensor of it that a later part of
-/// the model uses beyond the next block is computed again once. Each thread learns this by itself.
-/// Two small allocations for each
-/// parameter and update.
+/// That of [`checkpoint`](crate::checkpoint) around each block. In the first step the first block
+/// of each kind stays in memory until the next block is over, and a tensor of it that a later part
+/// of the model uses beyond the next block is computed again once. Each thread learns this by
+/// itself. Two small allocations for each parameter and update.
 ///
 /// # Limits
 ///
 /// - What a block computes before it uses a parameter belongs to the block before.
 /// - A block that is called several times in a row is one scope. One whose code begins with a scope
 ///   of its own is two, as that begins first.
-/// - The last block of a model in which no parameter comes after it ends with the backward pass, and
-///   without one, as in validation, with the next use of a parameter in a unit on this thread.
-/// - A parameter that the model holds under two paths becomes two leaves with the same values, as it
-///   does in the first update of Burn's optimizers.
-/// - Parameters that are in no block may be used between blocks only: inside of a block they end its
-///   scope, and its next parameter begins another one.
+/// - The last block of a model in which no parameter comes after it ends with the backward pass,
+///   and without one, as in validation, with the next use of a parameter in a unit on this thread.
+/// - A parameter that the model holds under two paths becomes two leaves with the same values, as
+///   it does in the first update of Burn's optimizers.
+/// - Parameters that are in no block may be used between blocks only: inside of a block they end
+///   its scope, and its next parameter begins another one.
 ///
 /// # Errors
 ///
@@ -220,8 +219,8 @@ impl CheckpointedUnits {
 
     /// The model with its parameters in their units: for parameters that something else than the
     /// [wrapped](Self::wrap) optimizer has made, such as those of a record that was loaded. An
-    /// update by an optimizer that is not wrapped has to run in [`gradient::update`], because it uses
-    /// parameters, too.
+    /// update by an optimizer that is not wrapped has to run in [`gradient::update`], because it
+    /// uses parameters, too.
     ///
     /// # Cost
     ///

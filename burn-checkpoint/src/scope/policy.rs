@@ -35,14 +35,15 @@ pub enum Policy {
     /// by the rounding of f32.
     ///
     /// - **Moves**: every tensor with memory of its own, and the tensors that views are views of.
-    /// - **Is computed once more:** views, from the tensor that they are views of; what is new, such
-    ///   as zeros.
-    /// - **To do:** put the embedding into a scope too. A view of an unmanaged tensor does not move.
+    /// - **Is computed once more:** views, from the tensor that they are views of; what is new,
+    ///   such as zeros.
+    /// - **To do:** put the embedding into a scope too. A view of an unmanaged tensor does not
+    ///   move.
     ///
     /// # Memory
     ///
-    /// Until the scope ends, a view holds the tensor it is a view of, even if nothing else uses that
-    /// any more, so that it can move.
+    /// Until the scope ends, a view holds the tensor it is a view of, even if nothing else uses
+    /// that any more, so that it can move.
     ///
     /// # Errors
     ///

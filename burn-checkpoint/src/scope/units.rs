@@ -1,9 +1,9 @@
 //! Scopes that begin and end by themselves: those of the repeated blocks of a model whose code
 //! cannot be edited.
 //!
-//! Each parameter of the model refers to its *unit*, the block that it is in. The first operation of
-//! a forward pass that uses a parameter of a unit begins the unit's scope, and the first that uses a
-//! parameter of anything else ends it, as does the backward pass.
+//! Each parameter of the model refers to its *unit*, the block that it is in. The first operation
+//! of a forward pass that uses a parameter of a unit begins the unit's scope, and the first that
+//! uses a parameter of anything else ends it, as does the backward pass.
 //!
 //! What a unit hands to the rest of the model is not returned by any function here: it is what
 //! operations outside of its scope use in forward passes. A unit whose operations ran before, such
@@ -216,8 +216,8 @@ pub(crate) struct Reached {
     around: usize,
 }
 
-/// The next operation uses a parameter of this unit. Returns a guard if the scope of another one has
-/// ended by that.
+/// The next operation uses a parameter of this unit. Returns a guard if the scope of another one
+/// has ended by that.
 #[inline(never)]
 pub(crate) fn reach(unit: &Arc<Unit>) -> Option<Reached> {
     if gradient::pass().is_some() {
