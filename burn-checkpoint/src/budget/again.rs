@@ -40,9 +40,9 @@ pub(crate) fn again<R>(memory: &MemoryStats, op: &OpInfo, mut run: impl FnMut() 
 /// Whether a backend panicked because an allocation failed, by the messages of LibTorch and of GPU
 /// drivers.
 fn is_out_of_memory(panic: &(dyn Any + Send)) -> bool {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-    let text = text.unwrap_or_default().to_lowercase();
+    let formatted = panic.downcast_ref::<String>().map(String::as_str);
+    let message = formatted.or_else(|| panic.downcast_ref::<&str>().copied());
+    let text = message.unwrap_or_default().to_lowercase();
     let reasons = ["out of memory", "out_of_memory", "allocate memory"];
     reasons.iter().any(|reason| text.contains(reason))
 }

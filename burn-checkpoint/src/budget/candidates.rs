@@ -59,8 +59,10 @@ pub(super) struct Candidates {
     added_bytes: u64,
     /// Value of `added` at which dropped nodes are removed next.
     tidy_at: u64,
-    /// Storages that a search for the operation with this number passed over: in use, or tiny.
-    held: (u64, Vec<Weak<dyn AnyEntry>>),
+    /// The number of the operation that the last search was for.
+    searched_for: u64,
+    /// Storages that searches for it passed over: in use, or tiny.
+    held: Vec<Weak<dyn AnyEntry>>,
     /// Candidates examined since this was last read.
     pub looks: u64,
     /// A buffer for the evicted inputs of a candidate, empty between searches.
@@ -91,8 +93,8 @@ impl Candidates {
 
     fn put(&mut self, owner: &Arc<dyn AnyEntry>, group: &Group, price: f64) {
         let (number, last_used) = (class_of(price), group.last_used);
-        let at = self.classes.iter().position(|own| own.number == number);
-        let at = at.unwrap_or_else(|| {
+        let known = self.classes.iter().position(|own| own.number == number);
+        let index = known.unwrap_or_else(|| {
             let queue = BTreeMap::new();
             self.classes.push(Class {
                 number,
@@ -101,7 +103,7 @@ impl Candidates {
             });
             self.classes.len() - 1
         });
-        let class = &mut self.classes[at];
+        let class = &mut self.classes[index];
         class.last_used = class.last_used.min(last_used);
         let place = (last_used, self.added);
         class.queue.insert(place, Arc::downgrade(owner));
@@ -131,7 +133,7 @@ impl Candidates {
             };
             let is_tiny = group.bytes < self.added_bytes / self.added / TINY;
             if group.is_held || is_tiny && self.added > FEW {
-                self.held.1.push(candidate);
+                self.held.push(candidate);
                 continue;
             }
             let staleness = staleness(now, group.last_used);
@@ -172,14 +174,14 @@ impl Candidates {
     /// Begins a search for the operation with this number: storages held for another operation are
     /// candidates again.
     pub fn begin(&mut self, operation: u64) {
-        if std::mem::replace(&mut self.held.0, operation) != operation {
+        if std::mem::replace(&mut self.searched_for, operation) != operation {
             self.release();
         }
     }
 
     /// Makes the held storages candidates again. Returns whether there were any.
     pub fn release(&mut self) -> bool {
-        let held = std::mem::take(&mut self.held.1);
+        let held = std::mem::take(&mut self.held);
         let alive = held.iter().filter_map(Weak::upgrade);
         alive.for_each(|owner| self.add(owner));
         !held.is_empty()
@@ -223,10 +225,12 @@ fn least_price(class: u64) -> f64 {
 
 /// Its bytes, divided by how often they are needed, as far as is known.
 fn worth(group: &Group) -> f64 {
-    let demand = match group.has_users {
-        true if group.overwrites => WRITTEN_DEMAND,
-        true => 1.0,
-        false => BRANCH_POINT_DEMAND,
+    let demand = if !group.has_users {
+        BRANCH_POINT_DEMAND
+    } else if group.overwrites {
+        WRITTEN_DEMAND
+    } else {
+        1.0
     };
     group.bytes.max(1) as f64 / (demand * f64::from(1 + group.restores))
 }

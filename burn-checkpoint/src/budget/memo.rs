@@ -91,9 +91,10 @@ impl Memo {
     /// Remembers that a search under way has evicted the node at this place.
     pub fn evicts(&mut self, place: u64) {
         if self.evicted.len() < MOST {
-            self.evicted.push(match place > self.earlier {
-                true => Place::Relative(place.wrapping_sub(self.before)),
-                false => Place::Absolute(place),
+            self.evicted.push(if place > self.earlier {
+                Place::Relative(place.wrapping_sub(self.before))
+            } else {
+                Place::Absolute(place)
             });
         }
     }

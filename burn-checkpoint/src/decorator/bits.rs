@@ -42,9 +42,10 @@ pub(super) fn draw<B: Backend>(
     dtype: FloatDType,
 ) -> Handle<B, Float> {
     let elements = shape.num_elements();
-    let packed = match B::supports_dtype(device, DType::U8) {
-        true => IntDType::U8,
-        false => IntDType::I32,
+    let packed = if B::supports_dtype(device, DType::U8) {
+        IntDType::U8
+    } else {
+        IntDType::I32
     };
     let bytes =
         elements * DType::from(dtype).size() + elements.div_ceil(BITS) * DType::from(packed).size();
@@ -60,12 +61,12 @@ pub(super) fn draw<B: Backend>(
     let bits: Handle<B, Int> = call.results(&mut bits, None).expect();
     // Two handles until the end: an operand without other references would be given up for its
     // result.
-    let handles = (bits.clone(), bits);
+    let second = bits.clone();
     let mut call = Call::<B>::new(NUMBERS);
-    handles.0.show(&mut call);
+    bits.show(&mut call);
     call.begin();
     let recipe = call.needs_recipe().then(|| {
-        let (saved, device) = (handles.0.save(), device.clone());
+        let (saved, device) = (bits.save(), device.clone());
         recipe::<B, _>(move |visit| {
             if let Some(visit) = visit {
                 saved.sources(visit);
@@ -75,7 +76,7 @@ pub(super) fn draw<B: Backend>(
         })
     });
     let numbers = call.results(&mut Value::Float(numbers), recipe).expect();
-    drop(handles);
+    drop((bits, second));
     numbers
 }
 
@@ -92,8 +93,8 @@ fn pack<B: Backend>(numbers: FloatTensor<B>, packed: IntDType, device: &B::Devic
         numbers = B::float_cat(vec![numbers, zeros], 0);
     }
     let powers = (0..BITS as u32).map(|bit| 2f32.powi(bit as i32)).collect();
-    let powers = TensorData::new::<f32, _>(powers, [1, BITS]).convert_dtype(dtype);
-    let powers = B::float_from_data(powers, device);
+    let data = TensorData::new::<f32, _>(powers, [1, BITS]).convert_dtype(dtype);
+    let powers = B::float_from_data(data, device);
     let rows = B::float_reshape(numbers, Shape::new([BITS, columns]));
     B::float_into_int(B::float_matmul(powers, rows), packed)
 }
@@ -108,10 +109,11 @@ fn unpack<B: Backend>(
     let elements = shape.num_elements();
     let columns = packed.shape().num_elements();
     let ints = packed.dtype().into();
-    let rows = B::int_arange(0..BITS as i64, device, ints);
-    let rows = B::int_reshape(rows, Shape::new([BITS, 1]));
-    let bits = B::bitwise_and_scalar(B::bitwise_right_shift(packed, rows), 1.into());
-    let mut bits = B::int_reshape(bits, Shape::new([columns * BITS]));
+    let row_numbers = B::int_arange(0..BITS as i64, device, ints);
+    let rows = B::int_reshape(row_numbers, Shape::new([BITS, 1]));
+    let shifted = B::bitwise_right_shift(packed, rows); // [BITS, columns]
+    let lowest = B::bitwise_and_scalar(shifted, 1.into());
+    let mut bits = B::int_reshape(lowest, Shape::new([columns * BITS]));
     if columns * BITS > elements {
         bits = B::int_slice(bits, &[(0..elements).into()]);
     }

@@ -30,9 +30,10 @@ use crate::scope::units;
 
 /// A result that is float or quantized.
 fn tensor<B: Backend>(results: &mut Results<'_, B>) -> TensorPrimitive<Remat<B>> {
-    match results.is_quantized() {
-        true => TensorPrimitive::QFloat(results.expect()),
-        false => TensorPrimitive::Float(results.expect()),
+    if results.is_quantized() {
+        TensorPrimitive::QFloat(results.expect())
+    } else {
+        TensorPrimitive::Float(results.expect())
     }
 }
 
@@ -201,9 +202,11 @@ macro_rules! first {
     // Only the shape of the weights is read, so delivered weights are not brought back: an empty
     // tensor of their shape replaces them.
     (embedding_backward $weights:ident $gradient:ident $indices:ident) => {
-        let $weights = match $weights.is_delivered() {
-            true => Handle::resident(B::float_empty($weights.shape(), &$weights.device(), $weights.dtype().into())),
-            false => $weights,
+        let $weights = if $weights.is_delivered() {
+            let (shape, device) = ($weights.shape(), $weights.device());
+            Handle::resident(B::float_empty(shape, &device, $weights.dtype().into()))
+        } else {
+            $weights
         };
     };
     (float_transpose $x:ident) => {
@@ -250,10 +253,11 @@ macro_rules! first {
         }
         if_delivered!($x => {
             let device = $device.clone();
-            match $x.device() == device {
-                true => $x,
-                false => on_use(OP, $x, |y| y.device = $device.clone(), move |x| B::float_to_device(x, &device)),
+            if $x.device() == device {
+                return $x;
             }
+            let change = |y: &mut Promised<B>| y.device = $device.clone();
+            on_use(OP, $x, change, move |x| B::float_to_device(x, &device))
         })
     };
     // An update that is undone selects the version of a parameter from before it: what is selected

@@ -51,8 +51,8 @@ use crate::record::context;
 /// use burn_flex::Flex;
 ///
 /// type B = Autodiff<Remat<Flex>>;
-/// let weight = TensorData::from([[1.0f32, 2.0], [3.0, 4.0]]);
-/// let weight = delivered::<B>([2, 2].into(), DType::F32, &Default::default(), move || weight.clone())?;
+/// let (data, device) = (TensorData::from([[1.0f32, 2.0], [3.0, 4.0]]), Default::default());
+/// let weight = delivered::<B>([2, 2].into(), DType::F32, &device, move || data.clone())?;
 /// let weight = Tensor::<B, 2>::from_primitive(TensorPrimitive::Float(weight)).require_grad();
 /// let loss = weight.clone().transpose().matmul(weight.clone()).sum();
 /// assert!(weight.grad(&loss.backward()).is_some());
@@ -155,9 +155,11 @@ pub trait Delivery: Send + Sync + 'static {
 /// }
 ///
 /// let order = UploadOrder::new();
+/// let device = Default::default();
 /// let weights = [1.0f32, 2.0].map(|element| {
-///     let data = shared(TensorData::from([[element, 0.0], [0.0, element]]));
-///     let weight = delivered_in_order::<B>(&order.place(), [2, 2].into(), DType::F32, &Default::default(), OnHost(data));
+///     let data = OnHost(shared(TensorData::from([[element, 0.0], [0.0, element]])));
+///     let (place, shape) = (order.place(), [2, 2].into());
+///     let weight = delivered_in_order::<B>(&place, shape, DType::F32, &device, data);
 ///     Tensor::<B, 2>::from_primitive(TensorPrimitive::Float(weight.expect("a `Remat`")))
 /// });
 /// let [first, second] = weights;

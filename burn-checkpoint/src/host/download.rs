@@ -76,12 +76,13 @@ impl<B: Backend> AnyBatch for Batch<B> {
         // it does not report what failed.
         let together = several.then(|| transaction(&views));
         let reads = senders.into_iter().zip(views);
-        let reads = reads.filter_map(|(sender, view)| Some((view.download()?, sender)));
-        let reads: Vec<_> = reads.collect();
+        let downloads: Vec<_> = reads
+            .filter_map(|(sender, view)| Some((view.download()?, sender)))
+            .collect();
         Box::new(move || {
             let read = || read_sync(together?);
             let mut all = catch_unwind(AssertUnwindSafe(read)).ok().flatten();
-            for (download, (shape, sender)) in reads {
+            for (download, (shape, sender)) in downloads {
                 let data = match all.as_mut().and_then(Iterator::next) {
                     Some(data) => Ok(data),
                     None => wait_for_read(download),

@@ -197,6 +197,51 @@ struct Ordered<B: Backend> {
     run: Run<B>,
 }
 
+/// A node to visit, once more with what brings it back when its inputs are in the order.
+struct Visit<B: Backend> {
+    /// As [`Ordered::index`].
+    index: usize,
+    run: Option<Run<B>>,
+}
+
+impl<B: Backend> Visit<B> {
+    fn first(index: usize) -> Self {
+        Self { index, run: None }
+    }
+}
+
+/// The indices of nodes among [`Plan::nodes`].
+struct Indices<B: Backend>(FxHashMap<*const Node<B>, usize>);
+
+impl<B: Backend> Indices<B> {
+    fn new() -> Self {
+        Self(FxHashMap::with_capacity_and_hasher(
+            USUAL,
+            Default::default(),
+        ))
+    }
+
+    /// The index of a node that is needed for so many more uses. Adds it to `nodes` if it is new.
+    fn need(
+        &mut self,
+        nodes: &mut Vec<Option<Planned<B>>>,
+        node: &Arc<Node<B>>,
+        uses: u32,
+    ) -> usize {
+        let index = *self.0.entry(Arc::as_ptr(node)).or_insert(nodes.len());
+        if index == nodes.len() {
+            nodes.push(Some(Planned {
+                node: node.clone(),
+                uses,
+                found: None,
+            }));
+        } else if let Some(planned) = &mut nodes[index] {
+            planned.uses += uses;
+        }
+        index
+    }
+}
+
 struct Plan<B: Backend> {
     start: Instant,
     target: Arc<Node<B>>,
@@ -224,27 +269,18 @@ impl<B: Backend> Plan<B> {
             order: Vec::with_capacity(USUAL),
             replayed: RematStats::default(),
         };
-        let mut indices = FxHashMap::with_capacity_and_hasher(USUAL, Default::default());
-        let mut need = |nodes: &mut Vec<Option<Planned<B>>>, node: &Arc<Node<B>>, uses| {
-            let at = *indices.entry(Arc::as_ptr(node)).or_insert(nodes.len());
-            if at == nodes.len() {
-                let (node, found) = (node.clone(), None);
-                nodes.push(Some(Planned { node, uses, found }));
-            } else if let Some(planned) = &mut nodes[at] {
-                planned.uses += uses;
-            }
-            at
-        };
+        let mut indices = Indices::new();
         let mut siblings = Vec::new();
-        // Nodes to visit, and again, with their recipes, when their inputs are in the order.
         let mut stack = Vec::with_capacity(USUAL);
-        stack.push((need(&mut plan.nodes, &plan.target, 1), None));
-        while let Some((at, run)) = stack.pop() {
+        let first = indices.need(&mut plan.nodes, &plan.target, 1);
+        stack.push(Visit::first(first));
+        while let Some(Visit { index, run }) = stack.pop() {
             if let Some(run) = run {
-                plan.order.push(Ordered { index: at, run });
+                plan.order.push(Ordered { index, run });
                 continue;
             }
-            let Some(planned) = plan.nodes[at].as_mut().filter(|node| node.found.is_none()) else {
+            let planned = plan.nodes[index].as_mut();
+            let Some(planned) = planned.filter(|node| node.found.is_none()) else {
                 continue;
             };
             // Not locked if the upload of its host copy panics.
@@ -255,7 +291,8 @@ impl<B: Backend> Plan<B> {
             };
             let begin = plan.inputs.len();
             recipe.inputs(&mut |source| {
-                plan.inputs.push(need(&mut plan.nodes, source.node(), 1));
+                let input = indices.need(&mut plan.nodes, source.node(), 1);
+                plan.inputs.push(input);
             });
             let inputs = begin..plan.inputs.len();
             // An operation that runs for one of its results returns the others too: those that stay
@@ -265,15 +302,16 @@ impl<B: Backend> Plan<B> {
                 let evicted = state.content.is_evicted();
                 let has_users = sibling.users() > 0;
                 if evicted && has_users && plan.is_kept(&sibling, &state) {
-                    siblings.push((need(&mut plan.nodes, &sibling, 0), None));
+                    let sibling = indices.need(&mut plan.nodes, &sibling, 0);
+                    siblings.push(Visit::first(sibling));
                 }
             });
-            let run = Run {
+            let run = Some(Run {
                 recipe,
                 inputs: inputs.clone(),
-            };
-            stack.push((at, Some(run)));
-            stack.extend(plan.inputs[inputs].iter().map(|input| (*input, None)));
+            });
+            stack.push(Visit { index, run });
+            stack.extend(plan.inputs[inputs].iter().copied().map(Visit::first));
             stack.append(&mut siblings);
         }
         plan

@@ -91,6 +91,15 @@ pub struct HoldersMetric(Gauge);
 
 gauge_metric!(HoldersMetric);
 
+/// What a [`HoldersMetric`] shows.
+#[derive(Default)]
+struct Shown {
+    in_use: InUse,
+    peak_mib: f64,
+    /// The peak and the largest holders.
+    text: String,
+}
+
 impl HoldersMetric {
     /// Follows the tensors of this thread, which is to be the one that trains.
     #[allow(clippy::new_without_default, reason = "it begins a recording")]
@@ -98,24 +107,25 @@ impl HoldersMetric {
         let has_budget = context::in_force().is_some();
         let unlimited = (!has_budget).then(|| MemoryBudget::unlimited().install_for_process());
         let recording = trace::record();
-        let last = Arc::new(Mutex::new((InUse::default(), 0.0, String::new())));
+        let last = Arc::new(Mutex::new(Shown::default()));
         let shown = last.clone();
         // Without tensors since the last read, the value is the last one.
         let read = move || {
             let _ends_with_the_metric = &unlimited;
-            let (in_use, peak_mib, text) = &mut *last.lock();
-            *text = "no tensors".to_owned();
-            if let Some(peak) = in_use.follow(&recording.take()) {
-                *peak_mib = mebibytes(peak.live_bytes);
-                let holders = peak.holders.iter().take(3);
-                let holders = holders.map(|held| format!("{} {}", held.owner, size(held.bytes)));
-                let holders: Vec<_> = holders.collect();
-                *text = format!("{}: {}", size(peak.live_bytes), holders.join(", "));
+            let mut last = last.lock();
+            last.text = "no tensors".to_owned();
+            if let Some(peak) = last.in_use.follow(&recording.take()) {
+                last.peak_mib = mebibytes(peak.live_bytes);
+                let largest = peak.holders.iter().take(3);
+                let named: Vec<_> = largest
+                    .map(|held| format!("{} {}", held.owner, size(held.bytes)))
+                    .collect();
+                last.text = format!("{}: {}", size(peak.live_bytes), named.join(", "));
             }
-            *peak_mib
+            last.peak_mib
         };
         let about = "The most bytes in use, and what held most of them";
         let gauge = Gauge::new("Largest Holders", about, 0.0, read).unit("MiB");
-        Self(gauge.format(move |_| shown.lock().2.clone()))
+        Self(gauge.format(move |_| shown.lock().text.clone()))
     }
 }

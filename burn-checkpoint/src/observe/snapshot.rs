@@ -27,7 +27,8 @@ use crate::observe::trace::{Event, EventKind, Kind, Traced};
 /// x.exp().log().sum().backward();
 /// let snapshot = Snapshot::at_peak(&recording.finish()).expect("there were tensors");
 /// println!("{snapshot}");
-/// assert_eq!(snapshot.holders.iter().map(|holder| holder.bytes).sum::<u64>(), snapshot.live_bytes);
+/// let of_holders = snapshot.holders.iter().map(|holder| holder.bytes);
+/// assert_eq!(of_holders.sum::<u64>(), snapshot.live_bytes);
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Snapshot {
@@ -78,10 +79,10 @@ impl InUse {
     /// Adds these events. Returns the tensors in use at the event with the most live bytes, if any
     /// is of a tensor.
     pub fn follow(&mut self, events: &[Event]) -> Option<Snapshot> {
-        let of_device = events.iter().enumerate().rev();
-        let of_device = of_device.filter(|(_, event)| event.device.is_some());
-        let peak = of_device.max_by_key(|(_, event)| event.live_bytes);
-        let (before, after) = events.split_at(peak.map_or(0, |(at, _)| at + 1));
+        let indexed = events.iter().enumerate().rev();
+        let of_tensors = indexed.filter(|(_, event)| event.device.is_some());
+        let peak = of_tensors.max_by_key(|(_, event)| event.live_bytes);
+        let (before, after) = events.split_at(peak.map_or(0, |(index, _)| index + 1));
         before.iter().for_each(|event| self.add(event));
         let snapshot = before.last().and_then(|event| self.snapshot(event));
         after.iter().for_each(|event| self.add(event));
@@ -147,14 +148,16 @@ impl InUse {
     /// The snapshot after `last`, the last event of a tensor.
     fn snapshot(&self, last: &Event) -> Option<Snapshot> {
         let (device, live_bytes) = (last.device?, last.live_bytes);
-        let held = self.nodes.iter().filter(|((of, _), _)| *of == device);
-        let held = held.filter(|(_, held)| held.bytes > 0);
-        let held = held.map(|(_, held)| (&*held.owner, held.kind, held.bytes));
-        let known = held.clone().map(|(.., bytes)| bytes).sum();
-        let before = live_bytes.saturating_sub(known);
-        let before = (before > 0).then_some(("before", Kind::Before, before));
-        let held = held.chain(before);
-        Some(Snapshot::new(device, last.at, live_bytes, held))
+        let of_device = self.nodes.iter().filter(|((of, _), _)| *of == device);
+        let known = of_device
+            .map(|(_, held)| held)
+            .filter(|held| held.bytes > 0)
+            .map(|held| (&*held.owner, held.kind, held.bytes));
+        let known_bytes = known.clone().map(|(.., bytes)| bytes).sum();
+        let before_bytes = live_bytes.saturating_sub(known_bytes);
+        let before = (before_bytes > 0).then_some(("before", Kind::Before, before_bytes));
+        let all = known.chain(before);
+        Some(Snapshot::new(device, last.at, live_bytes, all))
     }
 }
 

@@ -357,9 +357,10 @@ impl<B: Backend> Call<B> {
     /// The counters for a result on this device, taken from the operands if they are known.
     fn memory_on(&mut self, device: &Device<B>) -> Arc<MemoryStats> {
         burn_decorator::ensure_mended::<B>(device);
-        let known = self.memory.take();
-        let known = known.filter(|memory| memory.device == device.id());
-        known.unwrap_or_else(|| context::memory_on(device.id()))
+        let of_operands = self.memory.take();
+        of_operands
+            .filter(|memory| memory.device == device.id())
+            .unwrap_or_else(|| context::memory_on(device.id()))
     }
 
     /// Nanoseconds of the operation, whose result has so many elements and bytes; 0 without a

@@ -136,10 +136,12 @@ pub enum Recorder {
 
 /// Why operations of this thread are recorded now, if they are: each takes the host longer then.
 pub fn recorder() -> Recorder {
-    match records() {
-        false => Recorder::None,
-        true if FLAGS.with(|flags| flags.has_budget.get()) => Recorder::Budget,
-        true => Recorder::Scope,
+    if !records() {
+        Recorder::None
+    } else if FLAGS.with(|flags| flags.has_budget.get()) {
+        Recorder::Budget
+    } else {
+        Recorder::Scope
     }
 }
 
@@ -482,14 +484,21 @@ pub(crate) fn collecting(touch: impl FnOnce()) -> Vec<Arc<dyn AnyEntry>> {
 
 /// Keeps a budget in force on its thread until it is dropped. Then that of the newest remaining
 /// guard is in force.
-pub(crate) struct InForce(u64, PhantomData<*const ()>);
+pub(crate) struct InForce {
+    ticket: u64,
+    /// It ends on the thread that it began on.
+    _of_thread: PhantomData<*const ()>,
+}
 
 pub(crate) fn install(budget: Arc<Installed>) -> InForce {
     OF_THREADS.fetch_add(1, Ordering::Relaxed);
     CONTEXT.with_borrow_mut(|context| {
         let ticket = context.budgets.push(budget);
         context.change_budget();
-        InForce(ticket, PhantomData)
+        InForce {
+            ticket,
+            _of_thread: PhantomData,
+        }
     })
 }
 
@@ -497,7 +506,7 @@ impl Drop for InForce {
     fn drop(&mut self) {
         OF_THREADS.fetch_sub(1, Ordering::Relaxed);
         CONTEXT.with_borrow_mut(|context| {
-            if context.budgets.remove(self.0) {
+            if context.budgets.remove(self.ticket) {
                 context.change_budget();
             }
         });

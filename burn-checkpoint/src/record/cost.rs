@@ -56,7 +56,9 @@ impl OpInfo {
     /// use burn_checkpoint::op_table;
     ///
     /// let matmul = op_table().find(|op| op.name == "float_matmul").unwrap();
-    /// let of_side = |n: usize| matmul.estimated_ns(&[[n, n].into(), [n, n].into()], &[n, n].into());
+    /// let of_side = |n: usize| {
+    ///     matmul.estimated_ns(&[[n, n].into(), [n, n].into()], &[n, n].into())
+    /// };
     /// assert!(of_side(2048) > 7.0 * of_side(1024));
     /// ```
     pub fn estimated_ns(&'static self, operands: &[Shape], result: &Shape) -> f32 {

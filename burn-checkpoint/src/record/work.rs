@@ -39,7 +39,18 @@ const CACHED: f64 = 262_144.0;
 
 /// Nanoseconds an element, of those that fit the cache and of those beyond.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rate(f64, f64);
+pub(crate) struct Rate {
+    cached_ns: f64,
+    beyond_ns: f64,
+}
+
+/// A row of the table below.
+const fn rate(cached_ns: f64, beyond_ns: f64) -> Rate {
+    Rate {
+        cached_ns,
+        beyond_ns,
+    }
+}
 
 impl Work {
     /// The class that a row of the table names.
@@ -73,56 +84,55 @@ impl Work {
 impl Rate {
     /// Nanoseconds of so many elements.
     pub fn ns(self, elements: f64) -> f64 {
-        let Self(cached_ns, memory_ns) = self;
         let cached = elements.min(CACHED);
-        cached_ns * cached + memory_ns * (elements - cached)
+        self.cached_ns * cached + self.beyond_ns * (elements - cached)
     }
 
     /// The rate of an operation that is not a product. Operations of a class differ less than the
     /// classes do, with a few exceptions.
     pub const fn of(name: &[u8], work: Work) -> Self {
         match work {
-            Work::Sort if has(name, b"fft") => Rate(6.5, 10.0),
-            Work::Sort if has(name, b"arg") => Rate(36.0, 56.0),
-            Work::Sort => Rate(23.0, 32.0),
+            Work::Sort if has(name, b"fft") => rate(6.5, 10.0),
+            Work::Sort if has(name, b"arg") => rate(36.0, 56.0),
+            Work::Sort => rate(23.0, 32.0),
 
-            Work::Norm if has(name, b"layer_norm") => Rate(0.6, 2.6),
-            Work::Norm => Rate(3.5, 7.0),
+            Work::Norm if has(name, b"layer_norm") => rate(0.6, 2.6),
+            Work::Norm => rate(3.5, 7.0),
 
-            Work::Math if has(name, b"powi") => Rate(0.11, 0.9),
-            Work::Math if any(name, &["tanh", "log1p", "atan"]) => Rate(10.0, 11.0),
-            Work::Math if any(name, &["remainder", "log_sigmoid"]) => Rate(11.0, 13.0),
-            Work::Math => Rate(4.3, 5.5),
+            Work::Math if has(name, b"powi") => rate(0.11, 0.9),
+            Work::Math if any(name, &["tanh", "log1p", "atan"]) => rate(10.0, 11.0),
+            Work::Math if any(name, &["remainder", "log_sigmoid"]) => rate(11.0, 13.0),
+            Work::Math => rate(4.3, 5.5),
 
-            Work::Reduce if has(name, b"prod") => Rate(3.0, 1.7),
-            Work::Reduce if any(name, &["max_dim", "min_dim", "arg"]) => Rate(1.4, 2.2),
-            Work::Reduce if has(name, b"cum") => Rate(0.6, 2.0),
-            Work::Reduce if has(name, b"int_") => Rate(0.75, 2.3),
-            Work::Reduce => Rate(0.11, 0.22),
+            Work::Reduce if has(name, b"prod") => rate(3.0, 1.7),
+            Work::Reduce if any(name, &["max_dim", "min_dim", "arg"]) => rate(1.4, 2.2),
+            Work::Reduce if has(name, b"cum") => rate(0.6, 2.0),
+            Work::Reduce if has(name, b"int_") => rate(0.75, 2.3),
+            Work::Reduce => rate(0.11, 0.22),
 
-            Work::Index if any(name, &["gather", "scatter"]) => Rate(1.7, 10.0),
-            Work::Index if any(name, &["select", "embedding"]) => Rate(0.16, 1.3),
-            Work::Index if has(name, b"adaptive") => Rate(1.8, 2.2),
-            Work::Index if has(name, b"max_pool") => Rate(22.0, 25.0),
-            Work::Index if has(name, b"pool") => Rate(7.0, 7.3),
-            Work::Index if has(name, b"interpolate") => Rate(12.0, 13.0),
-            Work::Index => Rate(19.0, 20.0),
+            Work::Index if any(name, &["gather", "scatter"]) => rate(1.7, 10.0),
+            Work::Index if any(name, &["select", "embedding"]) => rate(0.16, 1.3),
+            Work::Index if has(name, b"adaptive") => rate(1.8, 2.2),
+            Work::Index if has(name, b"max_pool") => rate(22.0, 25.0),
+            Work::Index if has(name, b"pool") => rate(7.0, 7.3),
+            Work::Index if has(name, b"interpolate") => rate(12.0, 13.0),
+            Work::Index => rate(19.0, 20.0),
 
-            Work::Cheap if any(name, &["round", "floor", "ceil", "trunc"]) => Rate(2.0, 2.3),
-            Work::Cheap if has(name, b"cast") => Rate(1.2, 6.0),
-            Work::Cheap if any(name, &["sqrt", "into_int"]) => Rate(0.85, 1.0),
-            Work::Cheap if has(name, b"clamp") => Rate(0.55, 0.7),
-            Work::Cheap if any(name, &["repeat", "assign"]) => Rate(0.2, 3.4),
-            Work::Cheap if has(name, b"mask") => Rate(0.18, 1.6),
-            Work::Cheap if any(name, ONE_PASS) => Rate(0.11, 0.35),
-            Work::Cheap => Rate(0.19, 0.95),
+            Work::Cheap if any(name, &["round", "floor", "ceil", "trunc"]) => rate(2.0, 2.3),
+            Work::Cheap if has(name, b"cast") => rate(1.2, 6.0),
+            Work::Cheap if any(name, &["sqrt", "into_int"]) => rate(0.85, 1.0),
+            Work::Cheap if has(name, b"clamp") => rate(0.55, 0.7),
+            Work::Cheap if any(name, &["repeat", "assign"]) => rate(0.2, 3.4),
+            Work::Cheap if has(name, b"mask") => rate(0.18, 1.6),
+            Work::Cheap if any(name, ONE_PASS) => rate(0.11, 0.35),
+            Work::Cheap => rate(0.19, 0.95),
 
-            Work::New => Rate(0.11, 0.35),
+            Work::New => rate(0.11, 0.35),
 
             // Only a view that has to copy costs this: it reads in another order than it writes.
-            Work::View => Rate(0.3, 1.2),
+            Work::View => rate(0.3, 1.2),
 
-            Work::Compute | Work::Fixed | Work::Pass => Rate(0.0, 0.0),
+            Work::Compute | Work::Fixed | Work::Pass => rate(0.0, 0.0),
         }
     }
 }

@@ -221,8 +221,8 @@ fn run<R>(
 /// Ends a scope: its policy decides about the tensors that are in use and are not results.
 pub(crate) fn end(frame: Frame, results: Vec<Arc<dyn AnyEntry>>) {
     let (region, nodes) = (frame.region, frame.nodes);
-    let ends = nodes.iter().filter_map(Weak::upgrade);
-    let ends = ends.filter(tiny::is_end);
+    let alive = nodes.iter().filter_map(Weak::upgrade);
+    let ends = alive.filter(tiny::is_end);
     let tiny = frame.sizes.tiny(ends.map(|node| node.info().owner_bytes));
     let saved = |weak: &Weak<dyn AnyEntry>| {
         let node = weak.upgrade()?;
@@ -231,16 +231,21 @@ pub(crate) fn end(frame: Frame, results: Vec<Arc<dyn AnyEntry>>) {
             return None;
         }
         let save_policy = node.save_policy(&region.policy)?;
-        match tiny.contains(&node.info().owner_bytes) && tiny::is_end(&node) {
-            true => Some((node, SavePolicy::Keep)),
-            false => Some((node, save_policy)),
-        }
+        let is_tiny = tiny.contains(&node.info().owner_bytes) && tiny::is_end(&node);
+        let decided = if is_tiny {
+            SavePolicy::Keep
+        } else {
+            save_policy
+        };
+        Some((node, decided))
     };
     if verify::is_on() {
         // All are compared before any is evicted: each is replayed from resident tensors.
-        let goes = nodes.iter().filter_map(saved);
-        let goes = goes.filter(|(_, save_policy)| *save_policy != SavePolicy::Keep);
-        goes.for_each(|(node, _)| node.rehearse());
+        for (node, save_policy) in nodes.iter().filter_map(saved) {
+            if save_policy != SavePolicy::Keep {
+                node.rehearse();
+            }
+        }
     }
     for (node, save_policy) in nodes.iter().filter_map(saved) {
         match save_policy {

@@ -31,7 +31,8 @@ use crate::scope::units;
 /// fn replace(before: FloatTensor<B>, next: FloatTensor<B>) -> FloatTensor<B> {
 ///     ParameterUnit::of::<B>(&before).put::<B>(next)
 /// }
-/// # let x = burn::tensor::Tensor::<B, 1>::ones([1], &Default::default()).into_primitive().tensor();
+/// # let x = burn::tensor::Tensor::<B, 1>::ones([1], &Default::default());
+/// # let x = x.into_primitive().tensor();
 /// # replace(x.clone(), x);
 /// ```
 #[derive(Clone, Debug, Default)]

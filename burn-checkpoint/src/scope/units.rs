@@ -135,8 +135,8 @@ impl UnitPass {
     /// Counts an operation of the unit. Returns its number, from 1: a result of a scope inside of
     /// the unit has none.
     pub fn count(&self, op: &OpInfo) -> u32 {
-        let program = self.program.load(Ordering::Relaxed);
-        let program = (program.rotate_left(5) ^ op.key).wrapping_mul(0x517c_c1b7_2722_0a95);
+        let before = self.program.load(Ordering::Relaxed);
+        let program = (before.rotate_left(5) ^ op.key).wrapping_mul(0x517c_c1b7_2722_0a95);
         self.program.store(program, Ordering::Relaxed);
         self.operations.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -324,9 +324,9 @@ fn learn(frame: &Frame) {
     let mut used = pass.known().unwrap_or_default().used;
     used.extend(&*pass.used_outside.lock());
     let nodes = frame.nodes.iter().chain(&frame.adopted);
-    let nodes = nodes.filter_map(Weak::upgrade);
-    let nodes = nodes.filter(|node| node.is_of_region(&frame.region));
     let handed_over: Vec<_> = nodes
+        .filter_map(Weak::upgrade)
+        .filter(|node| node.is_of_region(&frame.region))
         .filter(|node| used.contains(&node.info().operation))
         .collect();
     let mut of_next = FxHashSet::default();
