@@ -7,12 +7,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use burn_backend::ops::TransactionPrimitive;
-use burn_backend::{Backend, StreamId, TensorData, read_sync};
+use burn_backend::{Backend, Shape, StreamId, TensorData, read_sync};
 use burn_decorator::{
     ReadError, finish_reads, in_shape, on_reader, reading_stream, shared, wait_for_read,
 };
 
-use crate::node::kind::Value;
+use crate::node::kind::{Download, Value};
 
 pub use burn_decorator::ReadsInPlace;
 
@@ -21,7 +21,21 @@ pub(crate) type Read = Result<TensorData, ReadError>;
 
 /// Tensors of one device that are read in one transaction: some backends read all by the first
 /// one's device.
-struct Batch<B: Backend>(Vec<(Value<B>, SyncSender<Read>)>);
+struct Batch<B: Backend>(Vec<BatchRead<B>>);
+
+/// One of these tensors.
+struct BatchRead<B: Backend> {
+    value: Value<B>,
+    shape: Shape,
+    sender: SyncSender<Read>,
+}
+
+/// A read that goes on.
+struct StartedRead {
+    download: Download,
+    shape: Shape,
+    sender: SyncSender<Read>,
+}
 
 /// A [`Batch`] of any backend.
 trait AnyBatch: Any {
@@ -36,12 +50,16 @@ thread_local! {
 /// Reads a tensor with the next batch.
 pub(crate) fn add<B: Backend>(value: &Value<B>) -> Receiver<Read> {
     let (sender, receiver) = sync_channel(1);
-    let read = (value.clone(), sender);
+    let read = BatchRead {
+        value: value.clone(),
+        shape: value.shape(),
+        sender,
+    };
     BATCHES.with_borrow_mut(|batches| {
         for batch in batches.iter_mut() {
             let batch: &mut dyn Any = &mut **batch;
             if let Some(Batch::<B>(reads)) = batch.downcast_mut()
-                && reads[0].0.device() == value.device()
+                && reads[0].value.device() == value.device()
             {
                 return reads.push(read);
             }
@@ -68,31 +86,47 @@ pub(crate) fn finish() {
 impl<B: Backend> AnyBatch for Batch<B> {
     fn job(self: Box<Self>) -> Box<dyn FnOnce() + Send> {
         let mut reads = self.0;
-        reads.sort_by_key(|(value, _)| place(value));
-        let several = matches!(reads.get(1), Some((value, _)) if !matches!(value, Value::Quant(_)));
-        let viewed = |(value, sender): (Value<B>, _)| ((value.shape(), sender), value.view());
-        let (senders, views): (Vec<_>, Vec<_>) = reads.into_iter().map(viewed).unzip();
+        reads.sort_by_key(|read| place(&read.value));
+        let views: Vec<_> = reads.into_iter().map(BatchRead::view).collect();
+        let second = views.get(1);
+        let several = second.is_some_and(|read| !matches!(read.value, Value::Quant(_)));
         // The job polls a single read for what the transaction leaves out, and for all if it fails:
         // it does not report what failed.
         let together = several.then(|| transaction(&views));
-        let reads = senders.into_iter().zip(views);
-        let downloads: Vec<_> = reads
-            .filter_map(|(sender, view)| Some((view.download()?, sender)))
-            .collect();
+        let started: Vec<_> = views.into_iter().filter_map(BatchRead::start).collect();
         Box::new(move || {
             let read = || read_sync(together?);
             let mut all = catch_unwind(AssertUnwindSafe(read)).ok().flatten();
-            for (download, (shape, sender)) in downloads {
+            for read in started {
                 let data = match all.as_mut().and_then(Iterator::next) {
                     Some(data) => Ok(data),
-                    None => wait_for_read(download),
+                    None => wait_for_read(read.download),
                 };
                 // The tensor may have been dropped meanwhile.
-                let _ = sender.send(data.map(|data| {
+                let _ = read.sender.send(data.map(|data| {
                     // An upload consumes data, and the copy must outlive a failed upload.
-                    shared(in_shape(data, shape))
+                    shared(in_shape(data, read.shape))
                 }));
             }
+        })
+    }
+}
+
+impl<B: Backend> BatchRead<B> {
+    /// That of a view of the tensor.
+    fn view(self) -> Self {
+        Self {
+            value: self.value.view(),
+            ..self
+        }
+    }
+
+    /// Starts the read; `None` if there is nothing to read.
+    fn start(self) -> Option<StartedRead> {
+        Some(StartedRead {
+            download: self.value.download()?,
+            shape: self.shape,
+            sender: self.sender,
         })
     }
 }
@@ -110,11 +144,11 @@ fn place<B: Backend>(value: &Value<B>) -> usize {
 
 /// The data of all of these; `None` if any cannot be read.
 fn transaction<B: Backend>(
-    values: &[Value<B>],
+    reads: &[BatchRead<B>],
 ) -> impl Future<Output = Option<impl Iterator<Item = TensorData> + use<B>>> + Send + use<B> {
     let mut all = TransactionPrimitive::<B>::new(vec![], vec![], vec![], vec![]);
-    for value in values {
-        match value.clone() {
+    for read in reads {
+        match read.value.clone() {
             Value::Float(x) => all.read_floats.push(x),
             Value::Int(x) => all.read_ints.push(x),
             Value::Bool(x) => all.read_bools.push(x),
