@@ -3,6 +3,8 @@
 //!
 //! `release.rs` has the rows that 0.21.0 lacks, `forward.rs` what a decorator passes on.
 
+#[path = "../../../burn-decorator/src/carried.rs"]
+pub mod carried;
 #[path = "../../../burn-decorator/src/cell.rs"]
 pub mod cell;
 mod forward;
