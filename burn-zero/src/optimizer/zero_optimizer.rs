@@ -323,6 +323,11 @@ impl<O> ZeroOptimizer<O> {
         &self.inner.optimizer
     }
 
+    /// The wrapped optimizer, with the state of this rank's shards.
+    pub fn into_inner(self) -> O {
+        self.inner.optimizer
+    }
+
     /// The group.
     pub fn group(&self) -> &Arc<dyn ProcessGroup> {
         &self.sharding.group

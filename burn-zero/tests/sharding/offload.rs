@@ -85,7 +85,7 @@ fn each_rank_holds_its_part() {
         let loss = model.loss(batch(0, rank, 4));
         let gradients = GradientsParams::from_grads(loss.backward(), &model);
         let _ = optimizer.step(0.05, model, gradients);
-        optimizer.inner().elements()
+        optimizer.into_inner().elements()
     });
     let on_hosts: usize = elements.iter().sum();
     assert_eq!(on_hosts, 77 + 11 + 33 + 3 + 143);
