@@ -111,7 +111,7 @@ pub use observe::record_all::{FullRecording, record_all};
 pub use observe::stats::RematStats;
 pub use observe::verify::Verify;
 pub use observe::{snapshot, trace};
-pub use record::context::{Recorder, recorder};
+pub use record::context::{Recorder, recorder, unrecorded};
 pub use record::op::{OpInfo, op_table};
 pub use record::work::Work;
 pub use scope::checkpoint::{

@@ -6,6 +6,7 @@
 mod probe;
 
 use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use burn::backend::Autodiff;
 use burn::data::dataloader::Progress;
@@ -16,7 +17,7 @@ use burn::tensor::{Distribution, Tensor};
 use burn::train::metric::{Metric, MetricMetadata};
 use burn_checkpoint::{
     HoldersMetric, MemoryBudget, Policy, Recorder, Remat, RematStats, SavePolicy, Work,
-    checkpoint_with, end_step, recorder,
+    checkpoint_with, end_step, recorder, unrecorded,
 };
 use burn_flex::Flex;
 use parking_lot::{Mutex, MutexGuard};
@@ -248,6 +249,39 @@ fn a_budget_of_the_process_is_that_of_each_thread_without_one() {
     });
     assert_eq!(ended, (alone, 0));
     assert_eq!(on_a_thread(own), alone);
+}
+
+#[test]
+fn unrecorded_work_is_of_no_scope_and_no_budget() {
+    let _alone = alone();
+    let x = Tensor::<Remat<Flex>, 1>::ones([64], &Default::default());
+    let five = || (0..5).map(|_| x.clone().cos()).collect::<Vec<_>>();
+    let budget = MemoryBudget::bytes(2 * 256).install();
+    let recorded = x.clone().cos();
+    RematStats::reset_thread();
+    let live = budget.live_bytes();
+    let held = unrecorded(|| {
+        assert_eq!(recorder(), Recorder::None);
+        let held = unrecorded(five);
+        assert_eq!(recorder(), Recorder::None);
+        held
+    });
+    assert_eq!(budget.live_bytes(), live);
+    assert_eq!(RematStats::of_thread().evicted_operations, 0);
+    assert_eq!(recorder(), Recorder::Budget);
+    let panics = || unrecorded(|| resume_unwind(Box::new(())));
+    assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
+    assert_eq!(recorder(), Recorder::Budget);
+    drop((budget, recorded, held));
+
+    let policy = Policy::Recompute;
+    let held = checkpoint_with(policy, || {
+        let held = unrecorded(five);
+        assert_eq!(recorder(), Recorder::Scope);
+        held
+    });
+    assert_eq!(RematStats::of_thread().evicted_operations, 0);
+    drop(held);
 }
 
 /// The metric alone: no scope, and no budget of the program's own.

@@ -226,6 +226,11 @@ impl HostRead {
         Self(Progress::Underway(receiver))
     }
 
+    /// Of elements that are in host memory already.
+    pub fn from_host(data: TensorData) -> Self {
+        Self(Progress::Over(Ok(data)))
+    }
+
     /// The same copy, complete.
     #[must_use]
     pub fn arrived(self) -> Self {

@@ -75,7 +75,7 @@ impl<'a> Classes<'a> {
     }
 
     /// Bytes of the parameters that are on the device when the step begins.
-    fn parameter_bytes(&self) -> u64 {
+    pub fn parameter_bytes(&self) -> u64 {
         let storages = self.recording.storages.iter();
         let old = storages.filter(|it| it.parameter.is_some() && it.born <= self.recording.start);
         old.map(|storage| storage.bytes).sum()

@@ -459,6 +459,7 @@ impl Weighed {
             }
         }
         let (buckets, shards) = shares.added_bytes(classes.trained_bytes());
+        add(start, (classes.kept_parts(shares) as i64, 0), 1);
         if update != u64::MAX {
             add(update, (shards as i64, 0), 1);
         }

@@ -86,7 +86,7 @@ impl Estimate {
         let classes = Classes::new(&self.recording);
         classes.allocate_in(&self.shares, &mut reserved)?;
         let (buckets, shards) = self.shares.added_bytes(classes.trained_bytes());
-        Some(reserved.bytes() + buckets + shards)
+        Some(reserved.bytes() + buckets + shards + classes.kept_parts(&self.shares))
     }
 }
 

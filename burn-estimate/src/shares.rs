@@ -16,6 +16,9 @@ pub struct Shares {
     /// Whether a parameter is on the device only while an operation uses it: stage 3, or on one
     /// rank parameters in host memory (DeepSpeed's `offload_param`).
     pub parameters: bool,
+    /// Whether a rank's part of the parameters stays on the device where
+    /// [`parameters`](Self::parameters) come and go: otherwise it is in host memory.
+    pub shards_on_device: bool,
     /// Whether the optimizer's state is in host memory, and with it the gradients, as soon as
     /// backward has computed them.
     pub offload: bool,
@@ -30,6 +33,7 @@ impl Shares {
         optimizer_state: false,
         gradients: false,
         parameters: false,
+        shards_on_device: false,
         offload: false,
         bucket_bytes: 0,
     };
@@ -42,6 +46,11 @@ impl Shares {
     /// Whether new parameters come from the host, or from all ranks, one by one.
     pub(crate) fn replaces_parameters(&self) -> bool {
         self.offload || (self.optimizer_state && self.ranks > 1)
+    }
+
+    /// Whether this rank's parts of parameters that come and go stay on the device.
+    pub(crate) fn keeps_parts(&self) -> bool {
+        self.shards_on_device && self.parameters && self.ranks > 1
     }
 
     fn part(&self, is_shared: bool) -> f64 {

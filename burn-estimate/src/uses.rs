@@ -63,10 +63,21 @@ impl Uses {
         // With the optimizer's state on the device, an update reads parameters from the host and
         // writes them back.
         let stepped = if shares.offload { 0 } else { owned };
+        let sent_bytes = others(parameter_bytes) * passes + others(in_all(self.gathered_bytes));
+        if shares.keeps_parts() {
+            // Reduced gradients come back for an update there, or new parameters from one on the
+            // host; each gather reads this rank's part.
+            return Traffic {
+                sent_bytes,
+                downloaded_bytes: downloaded_bytes - stepped + in_all(self.gathered_bytes) / ranks,
+                uploaded_bytes: in_all(self.delivered_bytes) + owned,
+                ..stage_2
+            };
+        }
         // A rank casts its shard once, after the update.
         let (rounded, low) = self.rounded_bytes;
         Traffic {
-            sent_bytes: others(parameter_bytes) * passes + others(in_all(self.gathered_bytes)),
+            sent_bytes,
             downloaded_bytes: downloaded_bytes + (1 - several) * stepped + low / ranks,
             uploaded_bytes: in_all(self.delivered_bytes)
                 + stepped * (1 + several)
@@ -231,6 +242,16 @@ impl<'a> Classes<'a> {
             }
         }
         spans
+    }
+
+    /// Bytes of a rank's parts of the parameters that stay on the device: in their own type, and in
+    /// the low one in which they are gathered.
+    pub fn kept_parts(&self, shares: &Shares) -> u64 {
+        if !shares.keeps_parts() {
+            return 0;
+        }
+        let (_, low) = self.uses(shares).rounded_bytes;
+        (self.trained_bytes().max(self.parameter_bytes()) + low) / shares.ranks
     }
 
     /// What a step moves of parameters.

@@ -114,9 +114,12 @@ pub struct Estimate {
     /// ([`ZeroConfig::offload_param`]) the two largest: the one in use, and the next one, whose
     /// upload has begun.
     pub parameter_bytes: u64,
+    /// This rank's shards of the parameters on the device, frozen ones too, at stage 3 of several
+    /// ranks with [`ZeroConfig::shards`] there. Shards of those that autocast casts are there in
+    /// the low type too, which is not counted.
+    pub parameter_shard_bytes: u64,
     /// Parameters in host memory, frozen ones too: all, or at stage 3 of several ranks the rank's
-    /// shard. Shards of those that autocast casts are there in the low type too, which is not
-    /// counted.
+    /// shards, as [`parameter_shard_bytes`](Self::parameter_shard_bytes).
     pub host_parameter_bytes: u64,
     /// Units in host memory, at stage 3 of several ranks: the one in use, and the next one, which
     /// is gathered meanwhile.
@@ -165,7 +168,12 @@ impl Estimate {
     /// On the device, what is held through a step: parameters, gradients, optimizer state. The
     /// paper's figure.
     pub fn device_bytes(&self) -> u64 {
-        self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+        self.kept_device_bytes() + self.gradient_bytes
+    }
+
+    /// On the device, what stays there between steps: parameters and optimizer state.
+    fn kept_device_bytes(&self) -> u64 {
+        self.parameter_bytes + self.parameter_shard_bytes + self.optimizer_bytes
     }
 
     /// Gradients on the device at their peak, during backward.
@@ -193,12 +201,15 @@ impl Estimate {
     /// parameters during a step, which adds to the step those of
     /// [`parameter_bytes`](Self::parameter_bytes) that are trained.
     pub fn peak_device_bytes(&self) -> u64 {
-        let stays = self.parameter_bytes + self.optimizer_bytes;
         // A step of stages 1 and 2 holds shards of the reduced gradients and of the parameters.
-        // Parameters that were in host memory replace their gradients one by one.
-        let from_host = self.gradients_on_host() || self.host_parameter_bytes > 0;
-        let shards = if from_host { 1 } else { 2 };
-        stays + self.peak_gradient_bytes().max(shards * self.shard_bytes)
+        // Parameters that come and go replace their gradients one by one.
+        let come_and_go = self.host_parameter_bytes + self.parameter_shard_bytes > 0;
+        let shards = if self.gradients_on_host() || come_and_go {
+            1
+        } else {
+            2
+        };
+        self.kept_device_bytes() + self.peak_gradient_bytes().max(shards * self.shard_bytes)
     }
 }
 
@@ -273,13 +284,15 @@ pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> 
     // Bytes.
     let bytes = model.parameter_bytes;
     let master_bytes = if_(bytes < 4, 4);
+    let parameter_shard_bytes = if_(in_units, bytes * (shard + frozen_shard));
     let sent_as = config.communication_dtype.size_bytes() as u64;
     Estimate {
         padded_elements: padded,
         shard_elements: shard,
         parameter_bytes: bytes * in_use,
+        parameter_shard_bytes: if_(settings.shards == Memory::Device, parameter_shard_bytes),
         host_parameter_bytes: match in_units {
-            true => bytes * (shard + frozen_shard),
+            true => if_(settings.shards == Memory::Host, parameter_shard_bytes),
             false => if_(come_and_go, bytes * all),
         },
         unit_bytes: if_(in_units, bytes * all.min(2 * model.largest_unit)),

@@ -19,9 +19,10 @@ use burn_backend::tensor::FloatTensor;
 use parking_lot::Mutex;
 
 use crate::backend::attach;
+use crate::host::not_read;
 use crate::module::{replace_tensors, transposed_in_stores};
 use crate::optimizer::{Parameters, Statistics};
-use crate::parameters::{ParameterStore, Shard, own_shards};
+use crate::parameters::{NewValue, ParameterStore, Shard, own_shards};
 use crate::record::{
     Entry, Keep, MODEL, RecordError, Saved, ShardedRecord, TensorSlice, TensorSpec, TrainingState,
     end, save_sharded,
@@ -234,12 +235,16 @@ impl Recorder {
                         let start = layout.position(parameter, range.start);
                         (own[parameter].clone(), start..start + range.len())
                     });
+                    let name = it.spec.name.clone();
                     let slice = TensorSlice::new(it.spec.clone(), range);
                     Entry::lazy(slice, move || {
                         let data = match own {
                             _ if elements.is_empty() => return Ok(Vec::new().into()),
                             None => tensor.read(elements),
-                            Some((shard, part)) => shard.part(part),
+                            Some((shard, part)) => {
+                                let read = shard.read(part).wait();
+                                read.map_err(|error| not_read("this rank's shard", &name, &error))?
+                            }
                         };
                         Ok(to_file(data).into())
                     })
@@ -300,7 +305,7 @@ impl Recorder {
             parameters.check_same(layout.parameters())?;
             let shards = shards.as_deref();
             let tensors = model_tensors::<B, M>(&training.model, &parameters, shards)?;
-            let mut loaded = load_model(&tensors, shards, record)?;
+            let mut loaded = load_model(&tensors, shards, &device, record)?;
 
             let ids = state::ids_of_shards(layout);
             let tree = state::join(&state.optimizer, layout, &ids, |wanted| {
@@ -410,6 +415,7 @@ struct Loaded {
 fn load_model<B: Backend>(
     model: &[ModelTensor<B>],
     shards: Option<&ParameterStore>,
+    device: &B::Device,
     record: &mut ShardedRecord,
 ) -> Result<Loaded, RecordError> {
     let known: HashSet<_> = model.iter().map(|tensor| &tensor.spec.name).collect();
@@ -428,18 +434,18 @@ fn load_model<B: Backend>(
         own: shards.map_or_else(Vec::new, |shards| shards.own().to_vec()),
         ..Loaded::default()
     };
-    let layout = shards.map(|shards| shards.units().layout());
+    let units = shards.map(|shards| shards.units());
     for it in model {
         let whole = [TensorSlice::whole(it.spec.clone()).range];
-        let part = layout.zip(it.parameter);
-        let part = part.map(|(layout, parameter)| (parameter, layout.shard(parameter)));
-        let ranges = part.map_or(&whole[..], |(_, ranges)| ranges);
-        let bytes = record.read_ranges(&it.spec, ranges)?;
+        let part = units.zip(it.parameter);
+        let ranges = part.map(|(units, parameter)| units.layout().shard(parameter));
+        let bytes = record.read_ranges(&it.spec, ranges.unwrap_or(&whole))?;
         let (dtype, shape) = it.tensor.kind();
         match part {
-            Some((parameter, _)) => {
+            Some((units, parameter)) => {
                 let elements = bytes.len() / dtype.size();
-                let own = Shard::new(from_file(bytes, vec![elements], dtype));
+                let own = NewValue::Host(from_file(bytes, vec![elements], dtype));
+                let own = Shard::new::<B>(own, units.memory(), device);
                 loaded.own[parameter] = Arc::new(own);
             }
             None => {

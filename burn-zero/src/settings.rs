@@ -45,9 +45,21 @@ pub struct ZeroSettings {
     /// device holds all of them at the end of a step whose optimizer is on the device:
     /// [`OffloadedAdamW`](crate::OffloadedAdamW) updates one at a time.
     pub parameters: Memory,
+    /// Where this rank's shards of the parameters are at [`Stage::Parameters`] of several ranks,
+    /// trained ones and frozen ones, and what of them is in the low type of an autocast. Default
+    /// [`Memory::Host`]. On a GPU with room for them [`Memory::Device`], as DeepSpeed and FSDP2
+    /// have it, frees that host memory, and an optimizer on the device neither uploads nor reads
+    /// shards in its step. Both give the same bits, and records are the same.
+    ///
+    /// Host memory is the default because a backend of Burn 0.21 does not say how much memory its
+    /// device has, and because ranks communicate through host memory: with shards on the device
+    /// each gather waits until the device has run what is queued there, and reads the shards of its
+    /// unit.
+    pub shards: Memory,
 }
 
-/// Where gradients are between backward and the step, or parameters between their uses.
+/// Where gradients are between backward and the step, parameters between their uses, or shards of
+/// parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Memory {
@@ -72,6 +84,7 @@ impl Default for ZeroSettings {
             reduction: ReduceOp::Mean,
             gradients: Memory::Device,
             parameters: Memory::Device,
+            shards: Memory::Host,
         }
     }
 }
@@ -102,13 +115,13 @@ pub enum Stage {
     OptimizerState,
     /// 2: optimizer state and gradients.
     Gradients,
-    /// 3: parameters too. Each rank holds its shard of them in host memory; a unit, which is a
-    /// repeated block such as `blocks.0` or all parameters outside of blocks, is gathered when an
-    /// operation uses one of its parameters, in forward and in backward, and the device holds a
-    /// parameter only while it is used. The backend must be `Sharded<Autodiff<Remat<..>>>`. All
-    /// ranks use and read parameters (`val()`, `valid()`, records) in the same order: each gather
-    /// is a collective, and another order is an error. With one rank all parameters are where
-    /// [`ZeroSettings::parameters`] puts them.
+    /// 3: parameters too. Each rank holds its shard of them, in host memory or on the device
+    /// ([`ZeroSettings::shards`]); a unit, which is a repeated block such as `blocks.0` or all
+    /// parameters outside of blocks, is gathered when an operation uses one of its parameters, in
+    /// forward and in backward, and the device holds a parameter only while it is used. The backend
+    /// must be `Sharded<Autodiff<Remat<..>>>`. All ranks use and read parameters (`val()`,
+    /// `valid()`, records) in the same order: each gather is a collective, and another order is an
+    /// error. With one rank all parameters are where [`ZeroSettings::parameters`] puts them.
     Parameters,
 }
 

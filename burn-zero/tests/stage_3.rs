@@ -32,7 +32,7 @@ use burn_zero::{
 };
 use layers::layers;
 use peak_alloc::PeakAlloc;
-use probe::{Probe, growth_bytes, own_growth_bytes};
+use probe::{Probe, growth_bytes, live_bytes, moved, own_growth_bytes, take_events};
 
 type B = Sharded<Autodiff<Remat<Probe<Flex>>>>;
 
@@ -265,6 +265,115 @@ fn so_they_are_with_whole_shards_and_with_the_optimizer_on_the_host() {
 }
 
 #[test]
+fn so_they_are_with_shards_on_the_device() {
+    let _turn = turn();
+    let adam = || AdamWConfig::new().init();
+    for partition in [Partition::Flat, Partition::Whole] {
+        let settings = |stage| ZeroSettings {
+            partition,
+            bucket_elements: 16,
+            shards: Memory::Device,
+            ..ZeroSettings::stage(stage)
+        };
+        let expected = train(3, &settings(Stage::Gradients), adam, Scopes::ByHand);
+        assert!(expected == train(3, &settings(Stage::Parameters), adam, Scopes::ByHand));
+    }
+    let host = |stage| ZeroSettings {
+        gradients: Memory::Host,
+        shards: Memory::Device,
+        ..ZeroSettings::stage(stage)
+    };
+    let on_host = || {
+        OffloadConfig::new(HostAdamWConfig::default())
+            .init()
+            .expect("valid")
+    };
+    let expected = train(2, &host(Stage::Gradients), on_host, Scopes::None);
+    assert!(expected == train(2, &host(Stage::Parameters), on_host, Scopes::None));
+}
+
+/// What all ranks hold of a model whose first layers are trained, and what an update moves.
+#[derive(Debug)]
+struct Held {
+    device_bytes: usize,
+    host_bytes: usize,
+    /// By the update, to the host and from it.
+    moved: (usize, usize),
+}
+
+#[test]
+fn shards_are_held_where_the_setting_puts_them() {
+    let _turn = turn();
+    const RANKS: usize = 2;
+    const LAYERS: usize = 8;
+    const WIDTH: usize = 256;
+    const LAYER_BYTES: usize = WIDTH * WIDTH * 4;
+    let held = |shards| {
+        let held = ThreadGroup::spawn(RANKS, Default::default(), |group| {
+            let group = Arc::new(group);
+            let settings = ZeroSettings {
+                shards,
+                ..ZeroSettings::stage(Stage::Parameters)
+            };
+            let sgd = SgdConfig::new().init();
+            let mut zero = ZeroOptimizer::new(sgd, group.clone(), settings)?;
+            let model = frozen_but(layers(LAYERS, WIDTH, 0.2), 0);
+            let model = zero.prepare::<B, _>(model)?;
+            let x = Tensor::ones([2, WIDTH], &Default::default());
+            let gradients = layers::loss(&model, x).backward();
+            let gradients = GradientsParams::from_grads(gradients, &model);
+            group.barrier("backward")?;
+            take_events();
+            group.barrier("an update")?;
+            let model = zero.step(0.01, model, gradients);
+            group.barrier("updated")?;
+            let moved = moved(&take_events());
+            group.barrier("taken")?;
+            let held = (live_bytes(), HEAP.current_usage());
+            group.barrier("read")?;
+            drop((model, zero));
+            group.barrier("dropped")?;
+            let device_bytes = held.0 - live_bytes();
+            // What the backend has is in the heap too.
+            let host_bytes = held.1 - HEAP.current_usage() - device_bytes;
+            group.barrier("read again")?;
+            Ok::<_, ZeroError>(Held {
+                device_bytes,
+                host_bytes,
+                moved,
+            })
+        });
+        let held = held.expect("ranks end").into_iter();
+        let held: Result<Vec<_>, _> = held.collect();
+        let mut held = held.expect("ranks agree");
+        // Of the ranks that take the events one finds them.
+        held.sort_by_key(|held| held.moved);
+        held.pop().expect("two ranks")
+    };
+    let [host, device] = [Memory::Host, Memory::Device].map(held);
+    println!("{host:?}, {device:?}");
+    let all = LAYERS * LAYER_BYTES;
+    assert_eq!([host.device_bytes, device.device_bytes], [0, all]);
+    // Each rank's part, as it is said before.
+    let model = frozen_but(layers::<B>(LAYERS, WIDTH, 0.2), 0);
+    let config = ZeroConfig {
+        stage: Stage::Parameters,
+        shards: Memory::Device,
+        ..ZeroConfig::default()
+    };
+    let said = estimate(&ModelStates::of::<B, _>(&model), &config, RANKS);
+    assert_eq!(RANKS * said.parameter_shard_bytes as usize, all);
+    assert!(
+        (all..all + LAYER_BYTES / 4).contains(&host.host_bytes),
+        "{host:?}"
+    );
+    assert!(device.host_bytes < LAYER_BYTES / 4, "{device:?}");
+    // The trained layer goes to the device and comes back, beside its gradient.
+    assert_eq!(host.moved.0 - device.moved.0, LAYER_BYTES);
+    assert_eq!(host.moved.1 - device.moved.1, LAYER_BYTES);
+}
+
+#[test]
 fn a_rank_sends_its_shard_in_forward_and_in_backward_and_holds_one_parameter() {
     let _turn = turn();
     const LAYERS: usize = 8;
@@ -488,12 +597,13 @@ fn under_autocast_units_are_gathered_in_the_low_type_with_the_same_bits() {
     let _turn = turn();
     type Low = Autocast<B, Bf16>;
     const LAYERS: usize = 4;
-    let run = |stage, is_frozen: bool| {
+    let run = |stage, is_frozen: bool, shards| {
         let trained = ThreadGroup::spawn(2, Default::default(), |group| {
             let group = Arc::new(group);
             let adam = AdamWConfig::new().init();
             let settings = ZeroSettings {
                 bucket_elements: WIDTH * WIDTH,
+                shards,
                 ..ZeroSettings::stage(stage)
             };
             let mut zero = ZeroOptimizer::new(adam, group.clone(), settings)?;
@@ -524,9 +634,11 @@ fn under_autocast_units_are_gathered_in_the_low_type_with_the_same_bits() {
     // Each but the first in forward and in backward; the last stays in between.
     let uses = (2 * LAYERS - 2) as u64;
     let bytes = uses * (WIDTH * WIDTH / 2 * 4) as u64;
-    for is_frozen in [false, true] {
-        let expected = run(Stage::DataParallel, is_frozen);
-        let found = run(Stage::Parameters, is_frozen);
+    let cases = [false, true]
+        .map(|is_frozen| [Memory::Host, Memory::Device].map(|shards| (is_frozen, shards)));
+    for (is_frozen, shards) in cases.into_iter().flatten() {
+        let expected = run(Stage::DataParallel, is_frozen, shards);
+        let found = run(Stage::Parameters, is_frozen, shards);
         for (expected, (losses, parameters, gathered)) in expected.into_iter().zip(found) {
             assert_eq!(expected.0, losses);
             assert!(expected.1 == parameters);
@@ -933,7 +1045,12 @@ fn frozen_parameters_are_sharded_with_the_bits_of_stage_2_and_saved_in_parts() {
         let trained = ThreadGroup::spawn(ranks, Default::default(), |group| {
             let group = Arc::new(group);
             let adam = AdamWConfig::new().init();
-            let mut zero = ZeroOptimizer::new(adam, group.clone(), ZeroSettings::stage(stage))?;
+            // A record is the same, wherever shards are that are saved.
+            let settings = ZeroSettings {
+                shards: if save { Memory::Device } else { Memory::Host },
+                ..ZeroSettings::stage(stage)
+            };
+            let mut zero = ZeroOptimizer::new(adam, group.clone(), settings)?;
             let model = zero.prepare::<B, _>(frozen(layers(4, WIDTH, spread)))?;
             let recorder = zero.recorder()?;
             let training = Training {

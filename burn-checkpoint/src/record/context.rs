@@ -40,6 +40,7 @@ thread_local! {
             ended_units: Vec::new(),
             budgets: Stack::new(),
             of_process: None,
+            is_unrecorded: false,
             counters: Vec::new(),
             counts: None,
         })
@@ -69,10 +70,12 @@ struct Context {
     frames: Vec<Frame>,
     /// Scopes of units that have ended, and whose tensors are not decided about.
     ended_units: Vec<EndedUnit>,
-    /// The thread's budgets, one for each guard; the newest is in force. `None` suspends budgets.
+    /// The thread's budgets, one for each guard; the newest is in force.
     budgets: Stack<Arc<Installed>>,
     /// The process's budget, in force if the thread has none of its own.
     of_process: Option<Arc<Installed>>,
+    /// Whether scopes and budgets are left out of [`unrecorded`] work.
+    is_unrecorded: bool,
     /// The counters of new tensors, one entry for each device.
     counters: Vec<Arc<MemoryStats>>,
     /// The thread's counters, over all devices and budgets.
@@ -116,8 +119,9 @@ impl Context {
 
     fn update(&self) {
         FLAGS.with(|flags| {
-            flags.in_scope.set(!self.frames.is_empty());
-            flags.has_budget.set(self.budget().is_some());
+            let records = !self.is_unrecorded;
+            flags.in_scope.set(records && !self.frames.is_empty());
+            flags.has_budget.set(records && self.budget().is_some());
         });
     }
 }
@@ -153,6 +157,30 @@ pub(crate) fn records() -> bool {
             follow_process(flags);
         }
         flags.in_scope.get() || flags.has_budget.get()
+    })
+}
+
+/// Runs `work` outside of this thread's scopes and budgets: its operations are not recorded, and
+/// what they make is neither evicted nor counted. For tensors of the training that differ between
+/// ranks, such as shards of parameters that are read while a step goes on: scopes and budgets then
+/// evict the same tensors on all ranks.
+pub fn unrecorded<R>(work: impl FnOnce() -> R) -> R {
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            set_unrecorded(self.0);
+        }
+    }
+    let _restore = Restore(set_unrecorded(true));
+    work()
+}
+
+/// Returns what was set before.
+fn set_unrecorded(is_unrecorded: bool) -> bool {
+    CONTEXT.with_borrow_mut(|context| {
+        let before = std::mem::replace(&mut context.is_unrecorded, is_unrecorded);
+        context.update();
+        before
     })
 }
 

@@ -91,7 +91,7 @@ impl ZeroConfig {
                         reader.ignored.insert(zero.path_of(key), reason);
                     }
                 }
-                Memory::Device
+                None
             }
         };
         let mut bucket_size = |key| {
@@ -103,8 +103,10 @@ impl ZeroConfig {
             reduce_bucket_size: bucket_size("reduce_bucket_size")?,
             allgather_bucket_size: bucket_size("allgather_bucket_size")?,
             stage,
-            offload_optimizer: memory(&mut zero, "offload_optimizer", "cpu_offload")?,
-            offload_param,
+            offload_optimizer: memory(&mut zero, "offload_optimizer", "cpu_offload")?
+                .unwrap_or(default.offload_optimizer),
+            offload_param: offload_param.unwrap_or(default.offload_param),
+            shards: offload_param.unwrap_or(default.shards),
             batch: BatchConfig {
                 train_batch_size: top.take(TRAIN)?,
                 train_micro_batch_size_per_gpu: top.take(MICRO)?,
@@ -126,8 +128,8 @@ fn stage(zero: &mut Section) -> Result<Stage, ConfigError> {
 }
 
 /// The memory that an offload section chooses by its `device`, or `older`, the boolean key that is
-/// its older form.
-fn memory(zero: &mut Section, section: &str, older: &str) -> Result<Memory, ConfigError> {
+/// its older form; `None` if neither says one.
+fn memory(zero: &mut Section, section: &str, older: &str) -> Result<Option<Memory>, ConfigError> {
     const INSTEAD: &str = "put \"cpu\": what is offloaded is in host memory, not on a disk";
 
     #[derive(Deserialize)]
@@ -146,8 +148,9 @@ fn memory(zero: &mut Section, section: &str, older: &str) -> Result<Memory, Conf
             offload.path_of("device"),
             format!("none, but {older}, the older form, asks for host memory"),
         )),
-        (Some(Device::Cpu), _) | (None, true) => Ok(Memory::Host),
-        (Some(Device::None) | None, false) => Ok(Memory::Device),
+        (Some(Device::Cpu), _) | (None, true) => Ok(Some(Memory::Host)),
+        (Some(Device::None), false) => Ok(Some(Memory::Device)),
+        (None, false) => Ok(None),
     }
 }
 

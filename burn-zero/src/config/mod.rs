@@ -62,8 +62,13 @@ pub struct ZeroConfig {
     pub offload_optimizer: Memory,
     /// Where parameters are while no operation uses them. Default the device. DeepSpeed's file can
     /// put them in host memory at stage 3; [`ZeroSettings::parameters`] does it in every stage. At
-    /// stage 3 with several ranks they are there anyway.
+    /// stage 3 of several ranks [`shards`](Self::shards) counts instead.
     pub offload_param: Memory,
+    /// Where a rank's shards of the parameters are at stage 3 of several ranks: see
+    /// [`ZeroSettings::shards`]. Default host memory. DeepSpeed's file says it by the `device` of
+    /// `offload_param`: `"none"` is the device, `"cpu"` host memory; without it they are where the
+    /// default is, unlike in DeepSpeed.
+    pub shards: Memory,
     /// Elements of gradients that are reduced at a time, at most. Default 8,388,608.
     pub reduce_bucket_size: u64,
     /// Elements of parameters that are gathered at a time, at most. Default 8,388,608. Both fill
@@ -90,6 +95,7 @@ impl Default for ZeroConfig {
             gradient_clipping: Some(1.0),
             offload_optimizer: Memory::Device,
             offload_param: Memory::Device,
+            shards: settings.shards,
             reduce_bucket_size: bucket_size,
             allgather_bucket_size: bucket_size,
             communication_dtype: settings.communication_dtype,
@@ -122,6 +128,7 @@ impl ZeroConfig {
             communication_dtype: self.communication_dtype,
             gradients: self.offload_optimizer,
             parameters: self.offload_param,
+            shards: self.shards,
             ..ZeroSettings::stage(self.stage)
         }
     }

@@ -188,7 +188,8 @@ impl Sharding {
         let units = if gathers_units {
             let trained = layout.parameters().len();
             let all = layout.with_frozen(frozen)?;
-            Some(Arc::new(Units::new(all, trained, |path| self.unit(path))))
+            let units = Units::new(all, trained, settings.shards, |path| self.unit(path));
+            Some(Arc::new(units))
         } else {
             None
         };

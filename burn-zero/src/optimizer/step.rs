@@ -136,10 +136,14 @@ impl Sharding {
         let shards = values.filter(|(parameter, _)| layout.held(*parameter) > 0);
         let shards = shards.map(|(parameter, value)| {
             let shard = match &before {
-                Some(ShardsBefore { own, .. }) => {
-                    let mut data = own[parameter].own().clone();
-                    data.shape = Shape::from(layout.shard_shape(parameter));
-                    NewValue::Host(data).into_tensor::<B>(&Residence::alone_on_host(), &step.device)
+                Some(ShardsBefore { units, own }) => {
+                    let value = own[parameter].value::<B::InnerBackend>();
+                    let value = value.reshaped(Shape::from(layout.shard_shape(parameter)));
+                    let residence = match units.memory() {
+                        Memory::Host => Residence::alone_on_host(),
+                        Memory::Device => Residence::Device,
+                    };
+                    value.into_tensor::<B>(&residence, &step.device)
                 }
                 None => B::from_inner(cut_one::<B::InnerBackend>(layout, parameter, value)),
             };
@@ -215,11 +219,13 @@ impl Sharding {
                 failed.map_or(Ok(module), Err)?
             }
             Some(ShardsBefore { units, mut own }) => {
-                for (parameter, new) in read_shards(layout, shards)? {
-                    let dtype = layout.parameters()[parameter].dtype;
-                    let shape = [new.len()];
-                    let new = TensorData::new(new, shape).convert_dtype(dtype);
-                    own[parameter] = Arc::new(Shard::new(new));
+                let memory = units.memory();
+                if memory == Memory::Host {
+                    shards = in_host_memory(layout, shards)?;
+                }
+                for (parameter, new) in shards {
+                    let new = Shard::new::<B::InnerBackend>(new, memory, &step.device);
+                    own[parameter] = Arc::new(new);
                 }
                 self.shard::<B, M>(module, &step.reducer, units, own, &on_host, &step.at)
             }
@@ -291,6 +297,25 @@ impl Sharding {
         });
         Box::new(module)
     }
+}
+
+/// This rank's updated shards, all of them in host memory, in the types of the parameters.
+///
+/// # Errors
+///
+/// [`ZeroError::Read`].
+fn in_host_memory<I: Backend>(
+    layout: &Layout,
+    shards: HashMap<usize, NewValue<I>>,
+) -> Result<HashMap<usize, NewValue<I>>, ZeroError> {
+    let read = read_shards(layout, shards)?.into_iter();
+    let read = read.map(|(parameter, elements)| {
+        let shape = [elements.len()];
+        let data = TensorData::new(elements, shape);
+        let data = data.convert_dtype(layout.parameters()[parameter].dtype);
+        (parameter, NewValue::Host(data))
+    });
+    Ok(read.collect())
 }
 
 /// Brings this rank's updated shards to the host, in f32, by parameter: those on the device as one

@@ -1,66 +1,87 @@
-//! This rank's elements of a parameter.
+//! This rank's elements of a parameter, in host memory or on the device.
 
+use core::any::Any;
 use core::ops::Range;
+use std::sync::Arc;
 
 use burn::tensor::backend::Backend;
-use burn::tensor::{DType, Element, TensorData};
-use burn_backend::tensor::Device;
-use burn_decorator::shared;
+use burn::tensor::{DType, Element, Shape, TensorData, TensorMetadata};
+use burn_backend::Slice;
+use burn_backend::tensor::{Device, FloatTensor};
+use burn_checkpoint::unrecorded;
+use burn_decorator::{HostRead, shared, upload};
 use half::{bf16, f16};
 use parking_lot::Mutex;
 
+use super::NewValue;
+use crate::Memory;
 use crate::host::read;
 
-/// This rank's elements of a parameter, in host memory: never written, as each update makes new
-/// ones, so that versions of the model share those of parameters that do not change.
+/// This rank's elements of a parameter: never written, as each update makes new ones, so that
+/// versions of the model share those of parameters that do not change.
+///
+/// Whatever is done with them is [`unrecorded`]: a rank without elements of a parameter does
+/// nothing, and scopes and budgets must evict the same tensors on all ranks.
 pub(crate) struct Shard {
-    /// [elements], in the parameter's type.
-    own: TensorData,
+    /// In the parameter's type.
+    own: Elements,
     /// The same, rounded to a lower type last.
-    low: Mutex<Option<TensorData>>,
+    low: Mutex<Option<Elements>>,
 }
 
 impl Shard {
-    /// Of these elements, in the parameter's type.
-    pub(crate) fn new(mut own: TensorData) -> Self {
-        own.shape = [own.num_elements()].into();
+    /// Of these elements, in the parameter's type, in this memory.
+    pub(crate) fn new<I: Backend>(own: NewValue<I>, memory: Memory, device: &Device<I>) -> Self {
+        let own = unrecorded(|| match (own, memory) {
+            (NewValue::Device(own), Memory::Device) => Elements::on_device::<I>(own),
+            (NewValue::Device(own), Memory::Host) => Elements::on_host(read::<I>(own)),
+            // No backend has to have tensors without elements.
+            (NewValue::Host(own), Memory::Device) if own.num_elements() > 0 => {
+                Elements::on_device::<I>(upload::<I>(own, device))
+            }
+            (NewValue::Host(own), _) => Elements::on_host(own),
+        });
         Self {
-            own: shared(own),
+            own,
             low: Mutex::default(),
         }
     }
 
-    /// The elements of a whole parameter in these ranges.
-    pub(crate) fn cut(whole: &TensorData, ranges: &[Range<usize>]) -> Self {
-        Self::new(elements(whole, ranges))
+    /// The elements for an optimizer, flat.
+    ///
+    /// # Panics
+    ///
+    /// If they are on a device of another backend.
+    pub(crate) fn value<I: Backend>(&self) -> NewValue<I> {
+        match &self.own {
+            Elements::Host(own) => NewValue::Host(own.clone()),
+            Elements::Device(own) => NewValue::Device(of_backend::<I>(own).clone()),
+        }
     }
 
-    /// Some of the elements.
-    pub(crate) fn part(&self, range: Range<usize>) -> TensorData {
-        elements(&self.own, &[range])
+    /// Starts to read some of the elements.
+    pub(crate) fn read(&self, range: Range<usize>) -> HostRead {
+        match &self.own {
+            Elements::Host(own) => HostRead::from_host(cut(own, &[range])),
+            Elements::Device(own) => unrecorded(|| own.read(range)),
+        }
     }
 
-    /// The elements, flat.
-    pub(crate) fn own(&self) -> &TensorData {
+    /// The elements.
+    pub(super) fn own(&self) -> &Elements {
         &self.own
     }
 
-    /// The elements rounded to a lower type by the backend's own cast. They stay until another
-    /// type is asked for, or [`forget_rounded`](Self::forget_rounded), so that a shard that does
-    /// not change is rounded once.
-    pub(super) fn rounded<I: Backend>(&self, low: DType, device: &Device<I>) -> TensorData {
+    /// The elements rounded to a lower type by the backend's own cast, in the memory where they
+    /// are. They stay until another type is asked for, or
+    /// [`forget_rounded`](Self::forget_rounded), so that a shard that does not change is rounded
+    /// once.
+    pub(super) fn rounded<I: Backend>(&self, low: DType, device: &Device<I>) -> Elements {
         let mut known = self.low.lock();
-        if let Some(rounded) = known.as_ref().filter(|known| known.dtype == low) {
+        if let Some(rounded) = known.as_ref().filter(|known| known.dtype() == low) {
             return rounded.clone();
         }
-        let own = self.own.clone();
-        let rounded = match own.num_elements() {
-            0 => own.convert_dtype(low),
-            _ => {
-                let own = I::float_from_data(own, device);
-                shared(read::<I>(I::float_cast(own, low.into())))
-            }
-        };
+        let rounded = unrecorded(|| self.own.cast::<I>(low, device));
         known.insert(rounded).clone()
     }
 
@@ -71,8 +92,108 @@ impl Shard {
     }
 }
 
+/// Elements of a parameter, flat: `[elements]`.
+#[derive(Clone)]
+pub(super) enum Elements {
+    Host(TensorData),
+    /// At least one.
+    Device(Arc<dyn DeviceElements>),
+}
+
+impl Elements {
+    /// Starts to read all of these; those on a device as one read, which waits for it once.
+    pub(super) fn start_reads(all: &[Self]) -> Vec<HostRead> {
+        let on_device = all.iter().filter_map(|elements| match elements {
+            Self::Host(_) => None,
+            Self::Device(elements) => Some(elements),
+        });
+        let on_device: Vec<_> = on_device.collect();
+        let reads = on_device.first().map(|first| {
+            unrecorded(|| first.start_reads(&on_device)).into_iter()
+        });
+        let mut reads = reads.into_iter().flatten();
+        let each = all.iter().map(|elements| match elements {
+            Self::Host(elements) => HostRead::from_host(elements.clone()),
+            Self::Device(_) => reads.next().expect("one for each that is on a device"),
+        });
+        each.collect()
+    }
+
+    fn on_host(mut elements: TensorData) -> Self {
+        elements.shape = Shape::from(vec![elements.num_elements()]);
+        Self::Host(shared(elements))
+    }
+
+    fn on_device<I: Backend>(elements: FloatTensor<I>) -> Self {
+        let flat = Shape::from(vec![elements.shape().num_elements()]);
+        let elements = I::float_reshape(elements, flat);
+        Self::Device(Arc::new(OfBackend::<I>(elements)))
+    }
+
+    fn cast<I: Backend>(&self, dtype: DType, device: &Device<I>) -> Self {
+        match self {
+            Self::Host(own) if own.num_elements() == 0 => {
+                Self::Host(own.clone().convert_dtype(dtype))
+            }
+            Self::Host(own) => {
+                let own = I::float_from_data(own.clone(), device);
+                Self::on_host(read::<I>(I::float_cast(own, dtype.into())))
+            }
+            Self::Device(own) => {
+                let own = of_backend::<I>(own).clone();
+                Self::on_device::<I>(I::float_cast(own, dtype.into()))
+            }
+        }
+    }
+
+    fn dtype(&self) -> DType {
+        match self {
+            Self::Host(elements) => elements.dtype,
+            Self::Device(elements) => elements.dtype(),
+        }
+    }
+}
+
+/// A flat tensor on a device, of any backend.
+pub(super) trait DeviceElements: Any + Send + Sync {
+    /// Starts to read a range of it.
+    fn read(&self, range: Range<usize>) -> HostRead;
+
+    /// Starts to read all of these, of the same backend and device, as one read.
+    fn start_reads(&self, all: &[&Arc<dyn DeviceElements>]) -> Vec<HostRead>;
+
+    fn dtype(&self) -> DType;
+}
+
+/// A flat tensor of a backend.
+struct OfBackend<I: Backend>(FloatTensor<I>);
+
+impl<I: Backend> DeviceElements for OfBackend<I> {
+    fn read(&self, range: Range<usize>) -> HostRead {
+        let part = I::float_slice(self.0.clone(), &[Slice::from(range)]);
+        HostRead::start::<I>(part)
+    }
+
+    fn start_reads(&self, all: &[&Arc<dyn DeviceElements>]) -> Vec<HostRead> {
+        let all = all.iter().map(|elements| of_backend::<I>(elements).clone());
+        HostRead::start_together::<I>(all.collect())
+    }
+
+    fn dtype(&self) -> DType {
+        self.0.dtype()
+    }
+}
+
+fn of_backend<I: Backend>(elements: &Arc<dyn DeviceElements>) -> &FloatTensor<I> {
+    let elements: &dyn Any = &**elements;
+    let OfBackend(tensor) = elements
+        .downcast_ref::<OfBackend<I>>()
+        .expect("the shards of a model are on its backend");
+    tensor
+}
+
 /// The elements in these ranges of the flat tensor, flat.
-fn elements(data: &TensorData, ranges: &[Range<usize>]) -> TensorData {
+pub(super) fn cut(data: &TensorData, ranges: &[Range<usize>]) -> TensorData {
     fn of_type<E: Element>(data: &TensorData, ranges: &[Range<usize>]) -> TensorData {
         let all = data.as_slice::<E>().expect("its own type");
         let parts: Vec<&[E]> = ranges.iter().map(|range| &all[range.clone()]).collect();

@@ -1,5 +1,5 @@
-//! Parameters of stage 3, trained and frozen: a rank holds its shard of them in host memory, and a
-//! unit is gathered when an operation uses one of its parameters.
+//! Parameters of stage 3, trained and frozen: a rank holds its shard of them, in host memory or on
+//! the device, and a unit is gathered when an operation uses one of its parameters.
 //!
 //! All ranks use units in the same order, because they run the same program: each gather is a
 //! collective whose label has the unit and the step, so that ranks that differ stop with an error
@@ -21,7 +21,7 @@ use burn_checkpoint::{Delivery, delivered_in_order};
 use burn_ranks::Pending;
 use parking_lot::Mutex;
 
-use super::shard::Shard;
+use super::shard::{Elements, Shard, cut};
 use super::units::{Gathered, Unit, Units};
 use super::{NewValue, Residence};
 use crate::backend::leaf_node;
@@ -42,7 +42,7 @@ pub(crate) struct ParameterStore {
     /// By parameter: the type in which it is gathered where a cast uses it, if that is not its own.
     low_types: Vec<Option<DType>>,
     /// By parameter: this rank's elements in that type, once there is a leaf of it.
-    low: Vec<OnceLock<TensorData>>,
+    low: Vec<OnceLock<Elements>>,
     held: Mutex<Held>,
 }
 
@@ -52,7 +52,7 @@ struct Held {
     /// The one that was used last.
     last: Option<(usize, Gathered)>,
     /// The one that is gathered ahead.
-    next: Option<(usize, Pending<Gathered>)>,
+    next: Option<(usize, Pending<Gathered, ZeroError>)>,
 }
 
 impl ParameterStore {
@@ -228,16 +228,17 @@ impl ParameterStore {
 
     /// Starts to gather a unit: in the types to which its parameters are rounded if `in_low`, else
     /// in their own.
-    fn start(&self, unit: &Arc<Unit>, in_low: bool, at: &str) -> Pending<Gathered> {
-        let own = unit.parameters.iter().map(|&parameter| {
+    fn start(&self, unit: &Arc<Unit>, in_low: bool, at: &str) -> Pending<Gathered, ZeroError> {
+        let parameters = unit.parameters.iter().copied();
+        let own = parameters.clone().map(|parameter| {
             let low = self.low[parameter].get().filter(|_| in_low);
-            let own = low.unwrap_or(self.own[parameter].own());
-            (parameter, own.clone())
+            low.unwrap_or(self.own[parameter].own()).clone()
         });
-        let own = own.collect();
+        let reads = Elements::start_reads(&own.collect::<Vec<_>>());
+        let reads = parameters.zip(reads).collect();
         // Without the group: a job that owns the group which runs it would keep it alive.
         let (layout, unit, at) = (self.units.layout().clone(), unit.clone(), at.to_owned());
-        let work = move |ranks: &mut _| unit.gather(&layout, &own, &at, ranks);
+        let work = move |ranks: &mut _| unit.gather(&layout, reads, &at, ranks);
         Pending::start(self.reducer.group(), work)
     }
 }
@@ -301,7 +302,9 @@ pub(crate) fn own_shards<B: AutodiffBackend, M: AutodiffModule<B>>(
         let leaf = leaf.expect("the module that is prepared has all parameters");
         // The read may be a collective, so a rank without elements of the parameter makes it too.
         let whole = read::<B::InnerBackend>(B::inner(leaf.clone()));
-        Arc::new(Shard::cut(&whole, layout.shard(parameter)))
+        let own = NewValue::Host(cut(&whole, layout.shard(parameter)));
+        let device = B::float_device(leaf);
+        Arc::new(Shard::new::<B::InnerBackend>(own, units.memory(), &device))
     });
     shards.collect()
 }

@@ -10,14 +10,15 @@ use burn::tensor::{DType, TensorData, TensorMetadata};
 use burn_backend::tensor::FloatTensor;
 use burn_checkpoint::{ParameterUnit, UploadOrder, UploadPlace};
 use burn_decorator::module::{for_each_float, map_floats};
-use burn_decorator::{UseOrder, shared};
+use burn_decorator::{HostRead, UseOrder, shared};
 use burn_ranks::shard::Bucket;
-use burn_ranks::{BufferDtype, Collectives, HostBuffer, RanksError, Split};
+use burn_ranks::{BufferDtype, Collectives, HostBuffer, Split};
 use parking_lot::Mutex;
 
-use crate::host::{exchanged, widened};
+use crate::host::{exchanged, not_read, widened};
 use crate::optimizer::Parameters;
 use crate::reduce::Layout;
+use crate::{Memory, ZeroError};
 
 /// All elements of a unit's parameters, by parameter.
 pub(crate) type Gathered = HashMap<usize, TensorData>;
@@ -32,22 +33,32 @@ pub(crate) struct Unit {
 
 /// This rank's elements of a unit's parameters, flat, each in the type in which it is gathered; by
 /// parameter.
-pub(super) type OwnElements = HashMap<usize, TensorData>;
+type OwnElements = HashMap<usize, TensorData>;
+
+/// The same, on their way to the host or there.
+pub(super) type OwnReads = HashMap<usize, HostRead>;
 
 impl Unit {
-    /// Gathers the unit's parameters from the shards of all ranks, `own` on this one, each in its
-    /// type. `at` is part of labels.
+    /// Gathers the unit's parameters from the shards of all ranks, those of `reads` on this one,
+    /// each in its type. `at` is part of labels.
     ///
     /// # Errors
     ///
-    /// Those of the group.
+    /// [`ZeroError::Read`]; those of the group.
     pub(super) fn gather(
         &self,
         layout: &Layout,
-        own: &OwnElements,
+        reads: OwnReads,
         at: &str,
         ranks: &mut Collectives,
-    ) -> Result<Gathered, RanksError> {
+    ) -> Result<Gathered, ZeroError> {
+        let own = reads.into_iter().map(|(parameter, read)| {
+            let path = &layout.parameters()[parameter].path;
+            let own = read.wait();
+            let own = own.map_err(|error| not_read("this rank's shard", path, &error))?;
+            Ok::<_, ZeroError>((parameter, own))
+        });
+        let own: OwnElements = own.collect::<Result<_, _>>()?;
         let widened: HashMap<usize, Cow<'_, [f32]>> = own
             .iter()
             .map(|(parameter, own)| (*parameter, widened(own)))
@@ -59,7 +70,7 @@ impl Unit {
             )
         };
         let mut whole: HashMap<usize, Vec<f32>> = self.parameters.iter().map(zeros).collect();
-        for (number, (dtype, bucket)) in self.buckets(layout, own).into_iter().enumerate() {
+        for (number, (dtype, bucket)) in self.buckets(layout, &own).into_iter().enumerate() {
             let part = layout.own_part(&bucket, |parameter| Some(&*widened[&parameter]));
             let part = HostBuffer::from_f32(dtype, part);
             let label = format!("unit `{}`, part {number}, {at}", self.path);
@@ -100,6 +111,8 @@ pub(crate) struct Units {
     layout: Arc<Layout>,
     /// The frozen parameters, by path: these may share an id and differ.
     frozen: HashMap<String, usize>,
+    /// Where shards are.
+    memory: Memory,
     pub(super) all: Vec<Arc<Unit>>,
     /// The unit of each parameter.
     of: Vec<usize>,
@@ -109,9 +122,14 @@ pub(crate) struct Units {
 }
 
 impl Units {
-    /// The units of the parameters of `layout`, of which the first are those that are `trained`.
-    /// `unit` returns the name of the unit of a parameter, by its path.
-    pub(crate) fn new(layout: Layout, trained: usize, unit: impl Fn(&str) -> String) -> Self {
+    /// The units of the parameters of `layout`, of which the first are those that are `trained`, with
+    /// shards in this memory. `unit` returns the name of the unit of a parameter, by its path.
+    pub(crate) fn new(
+        layout: Layout,
+        trained: usize,
+        memory: Memory,
+        unit: impl Fn(&str) -> String,
+    ) -> Self {
         let mut members: BTreeMap<String, Vec<usize>> = BTreeMap::new();
         for (parameter, known) in layout.parameters().iter().enumerate() {
             members
@@ -137,6 +155,7 @@ impl Units {
             all: all.collect(),
             places: places.collect(),
             frozen: frozen.collect(),
+            memory,
             of,
             layout: Arc::new(layout),
             order: Mutex::default(),
@@ -146,6 +165,11 @@ impl Units {
     /// The sharded parameters, trained ones and after them frozen ones, and this rank's shards.
     pub(crate) fn layout(&self) -> &Arc<Layout> {
         &self.layout
+    }
+
+    /// Where shards are.
+    pub(crate) fn memory(&self) -> Memory {
+        self.memory
     }
 
     /// The position of a tensor of a module among the sharded parameters. `trained` are those of

@@ -77,6 +77,7 @@ fn every_section_is_read() {
         gradient_clipping: Some(1.0),
         offload_optimizer: Memory::Host,
         offload_param: Memory::Device,
+        shards: Memory::Host,
         reduce_bucket_size: 200_000_000,
         allgather_bucket_size: 200_000_000,
         communication_dtype: BufferDtype::Bf16,
@@ -138,10 +139,14 @@ fn variants_of_the_file_are_read_too() {
     ] {
         let config = read(json!({"zero_optimization": stage_3}));
         assert_eq!(config.stage, Stage::Parameters);
-        assert_eq!(config.settings().parameters, Memory::Host);
+        let settings = config.settings();
+        assert_eq!((settings.parameters, settings.shards), (Memory::Host, Memory::Host));
     }
     let none = read(json!({"zero_optimization": {"stage": 3, "offload_param": null}}));
-    assert_eq!(none.offload_param, Memory::Device);
+    assert_eq!((none.offload_param, none.shards), (Memory::Device, Memory::Host));
+    let device = json!({"stage": 3, "offload_param": {"device": "none"}});
+    let device = read(json!({"zero_optimization": device})).settings();
+    assert_eq!((device.parameters, device.shards), (Memory::Device, Memory::Device));
     let older = read(json!({"bfloat16": {"enabled": true}}));
     assert_eq!(older.sections, sections(json!({"bf16": {"enabled": true}})));
 }

@@ -73,6 +73,16 @@ fn two_p_elements_are_sent() {
         );
         assert_eq!(said.sent_elements, 3 * P * (ranks - 1) / ranks);
         assert_eq!(said.host_parameter_bytes, 4 * P / ranks);
+        assert_eq!(said.parameter_shard_bytes, 0);
+        let shards_on_device = ZeroConfig {
+            shards: Memory::Device,
+            ..config(Stage::Parameters)
+        };
+        let on_device = estimate(&ModelStates::adam(P), &shards_on_device, ranks as usize);
+        assert_eq!(on_device.parameter_shard_bytes, 4 * P / ranks);
+        assert_eq!(on_device.host_parameter_bytes, 0);
+        let more = on_device.peak_device_bytes() - said.peak_device_bytes();
+        assert_eq!(more, 4 * P / ranks);
     }
 }
 

@@ -102,6 +102,12 @@ pub fn moved(events: &[Event]) -> (usize, usize) {
     })
 }
 
+/// The bytes of living tensors.
+#[allow(dead_code, reason = "not by each test")]
+pub fn live_bytes() -> usize {
+    ALL.bytes.load(Relaxed)
+}
+
 /// How far the bytes of living tensors grow above what they are now.
 #[allow(dead_code, reason = "not by each test")]
 pub fn growth_bytes<R>(work: impl FnOnce() -> R) -> (usize, R) {

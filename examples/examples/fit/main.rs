@@ -513,10 +513,13 @@ pub fn code(setting: &Setting) -> String {
         optimizer = format!("OffloadConfig::new({config}).init()?");
     }
     if setting.ranks > 1 {
-        optimizer = format!(
-            "ZeroOptimizer::new({optimizer}, group, ZeroSettings::stage(Stage::{:?}))?",
-            setting.stage
-        );
+        let stage = setting.stage;
+        let settings = if is_sharded && setting.shards_on_device {
+            format!("ZeroSettings {{ shards: Memory::Device, ..ZeroSettings::stage(Stage::{stage:?}) }}")
+        } else {
+            format!("ZeroSettings::stage(Stage::{stage:?})")
+        };
+        optimizer = format!("ZeroOptimizer::new({optimizer}, group, {settings})?");
     }
     if on_host && !setting.offload {
         optimizer = format!(

@@ -31,6 +31,10 @@ pub struct MemoryOptions {
     #[arg(long)]
     pub offload_param: bool,
 
+    /// Keep each rank's shards of the parameters at --zero 3 on the device, not in host memory
+    #[arg(long, conflicts_with = "offload_param")]
+    pub shards_on_device: bool,
+
     /// What is sharded over ranks: 0 nothing (plain data parallel), 1 optimizer state, 2 gradients
     /// too, 3 parameters too [default: 0]
     #[arg(long, value_name = "STAGE", value_parser = stage)]
@@ -65,6 +69,10 @@ impl MemoryOptions {
         }
         if self.offload_param {
             zero.offload_param = Memory::Host;
+            zero.shards = Memory::Host;
+        }
+        if self.shards_on_device {
+            zero.shards = Memory::Device;
         }
     }
 }

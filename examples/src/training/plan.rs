@@ -29,13 +29,15 @@ pub struct Setting {
     pub checkpoint: Checkpoint,
     /// Ranks.
     pub ranks: usize,
-    /// What is sharded over them. At [`Stage::Parameters`] of several ranks parameters are in host
-    /// memory.
+    /// What is sharded over them. At [`Stage::Parameters`] of several ranks a rank's shards of the
+    /// parameters are in host memory.
     pub stage: Stage,
     /// Whether the optimizer's state is in host memory.
     pub offload: bool,
     /// Whether the parameters are in host memory.
     pub offload_param: bool,
+    /// Whether a rank's shards of the parameters are on the device.
+    pub shards_on_device: bool,
 }
 
 impl Setting {
@@ -50,6 +52,7 @@ impl Setting {
             stage: memory.zero(),
             offload: memory.offload,
             offload_param: memory.offload_param,
+            shards_on_device: memory.shards_on_device,
         }
     }
 
@@ -60,15 +63,17 @@ impl Setting {
         memory.zero = Some(self.stage);
         memory.offload = self.offload;
         memory.offload_param = self.offload_param;
+        memory.shards_on_device = self.shards_on_device;
     }
 
     /// Whether something of the device is in host memory.
     pub fn uses_host(&self) -> bool {
-        self.offload || self.has_parameters_on_host() || self.checkpoint == Checkpoint::Offload
+        let has_parameters = self.parameters_come_and_go() && !self.shards_on_device;
+        self.offload || has_parameters || self.checkpoint == Checkpoint::Offload
     }
 
     /// Whether parameters are on the device only while they are used.
-    fn has_parameters_on_host(&self) -> bool {
+    fn parameters_come_and_go(&self) -> bool {
         self.offload_param || (self.ranks > 1 && self.stage == Stage::Parameters)
     }
 
@@ -178,6 +183,7 @@ impl Setting {
                 gradient_clipping: max_norm,
                 offload_optimizer: place(self.offload),
                 offload_param: place(self.offload_param),
+                shards: place(!self.shards_on_device),
                 ..ZeroConfig::default()
             },
             ranks: self.ranks,
@@ -200,6 +206,7 @@ impl Setting {
             stage: Stage::DataParallel,
             offload: false,
             offload_param: self.runs_with_parameters_on_host(),
+            shards_on_device: false,
             ..*self
         }
     }
@@ -223,7 +230,8 @@ impl Setting {
             ranks: self.ranks as u64,
             optimizer_state: self.stage.shards_optimizer_state(),
             gradients: self.stage.shards_gradients(),
-            parameters: self.has_parameters_on_host() && !self.runs_with_parameters_on_host(),
+            parameters: self.parameters_come_and_go() && !self.runs_with_parameters_on_host(),
+            shards_on_device: self.shards_on_device,
             offload: self.offload,
             bucket_bytes: 4 * ZeroSettings::default().bucket_elements as u64,
         })
@@ -252,6 +260,9 @@ impl fmt::Display for Setting {
         }
         if self.offload_param {
             f.write_str(" --offload-param")?;
+        }
+        if self.shards_on_device {
+            f.write_str(" --shards-on-device")?;
         }
         Ok(())
     }

@@ -54,6 +54,28 @@ impl Program for Layers {
     }
 }
 
+/// Where AdamW and, at stage 3, a rank's shards of the parameters are.
+#[derive(Clone, Copy, Debug)]
+pub struct Places {
+    adamw: Memory,
+    shards: Memory,
+}
+
+impl Places {
+    /// Shards in host memory.
+    pub fn of(offload: bool) -> Self {
+        let adamw = if offload {
+            Memory::Host
+        } else {
+            Memory::Device
+        };
+        Self {
+            adamw,
+            shards: Memory::Host,
+        }
+    }
+}
+
 fn settings(stage: Stage) -> ZeroSettings {
     ZeroSettings {
         bucket_elements: BUCKET,
@@ -88,7 +110,7 @@ fn simulated<B: AutodiffBackend<Device = MetaDevice>>(
     program: &impl Program,
     stage: Stage,
     (rank, world_size): (usize, usize),
-    offload: bool,
+    places: Places,
 ) -> Estimate {
     let group = Arc::new(SimulatedRank::new(rank, world_size).expect("a rank of some"));
     let sent = || group.traffic().of_tensors().data_bytes;
@@ -98,7 +120,7 @@ fn simulated<B: AutodiffBackend<Device = MetaDevice>>(
         &device,
         stage,
         group.clone(),
-        offload,
+        places,
         |model, step| estimate_rank::<B, _>(device, sent, model, step).0,
     )
 }
@@ -110,11 +132,14 @@ pub fn with_rank<B: AutodiffBackend, P: Program, R>(
     device: &B::Device,
     stage: Stage,
     group: Arc<dyn ProcessGroup>,
-    offload: bool,
+    places: Places,
     run: impl FnOnce(P::Model<B>, &mut dyn FnMut(P::Model<B>) -> P::Model<B>) -> R,
 ) -> R {
-    let settings = settings(stage);
-    if !offload {
+    let settings = ZeroSettings {
+        shards: places.shards,
+        ..settings(stage)
+    };
+    if places.adamw == Memory::Device {
         let adamw = AdamWConfig::new().init::<B, ParameterShards<B>>();
         return with_step(program, device, adamw, group, settings, run);
     }
@@ -165,7 +190,7 @@ fn traffic_and_state_are_those_of_the_paper() {
     let _turn = turn();
     for world_size in [2, 8, 64, 1024] {
         for stage in Stage::WITH_WHOLE_PARAMETERS {
-            let estimate = simulated::<Ranks>(&Layers, stage, (0, world_size), false);
+            let estimate = simulated::<Ranks>(&Layers, stage, (0, world_size), Places::of(false));
             let what = format!("{world_size} ranks, stage {stage:?}");
             // Section 7: 2 P in every stage up to 2, but for the part that is the rank's own.
             let parts = (world_size - 1) as f64 / world_size as f64;
@@ -270,7 +295,8 @@ fn traffic_is_that_of_real_ranks() {
     let _turn = turn();
     for world_size in 1..=4 {
         for stage in Stage::ALL {
-            let simulated = simulated::<Ranks>(&Layers, stage, (0, world_size), false).sent_bytes;
+            let simulated =
+                simulated::<Ranks>(&Layers, stage, (0, world_size), Places::of(false)).sent_bytes;
             let real = real(stage, world_size);
             assert_eq!(simulated, real, "{world_size} ranks, {stage:?}");
         }
@@ -284,20 +310,35 @@ where
     R: AutodiffBackend<Device = MetaDevice>,
 {
     let alone = once(program).estimate::<A>();
-    for (world_size, offload) in [(1, true), (2, false), (8, false), (8, true)] {
-        for &stage in stages {
-            let of_rank = |rank| simulated::<R>(program, stage, (rank, world_size), offload);
+    let on_device = |offload| Places {
+        shards: Memory::Device,
+        ..Places::of(offload)
+    };
+    let cases = [
+        (1, Places::of(true)),
+        (2, Places::of(false)),
+        (8, Places::of(false)),
+        (8, Places::of(true)),
+        (2, on_device(false)),
+        (2, on_device(true)),
+    ];
+    for (world_size, places) in cases {
+        let shards_on_device = places.shards == Memory::Device;
+        let stages = stages.iter().copied();
+        for stage in stages.filter(|stage| !shards_on_device || *stage == Stage::Parameters) {
+            let of_rank = |rank| simulated::<R>(program, stage, (rank, world_size), places);
             let run = of_rank(0);
             let shares = Shares {
                 ranks: world_size as u64,
                 optimizer_state: stage.shards_optimizer_state(),
                 gradients: stage.shards_gradients(),
                 parameters: stage == Stage::Parameters,
-                offload,
+                shards_on_device,
+                offload: places.adamw == Memory::Host,
                 bucket_bytes: 4 * BUCKET as u64,
             };
             let derived = alone.shared(shares);
-            let what = format!("{name}, {world_size} ranks, {stage:?}, offload {offload}");
+            let what = format!("{name}, {world_size} ranks, {stage:?}, {places:?}");
             // A rank's part of a unit may be more or less than that of others.
             let sent = match stage {
                 Stage::Parameters => {

@@ -15,7 +15,7 @@ use examples::pools::{PoolBytes, Pools};
 use tests::after::{After, after_each};
 use tests::{Vulkan, VulkanFusion};
 
-use super::ranks::{Layers, PARAMETERS, WIDTH, with_rank};
+use super::ranks::{Layers, PARAMETERS, Places, WIDTH, with_rank};
 use super::*;
 
 fn read() -> PoolBytes {
@@ -263,17 +263,18 @@ fn ranks_take_what_is_estimated() {
         ranks: usize,
         offload: bool,
     ) {
+        let places = Places::of(offload);
         let group = || Arc::new(SimulatedRank::new(0, ranks).expect("a rank of some"));
         fn real<I: Backend, P: Program + Sync>(
             program: &P,
             stage: Stage,
             group: Arc<SimulatedRank>,
-            offload: bool,
+            places: Places,
         ) -> Taken {
             let device = I::Device::default();
             on_a_thread(|| {
                 type B<I> = Sharded<Autodiff<Remat<After<I>>>>;
-                with_rank::<B<I>, _, _>(program, &device, stage, group, offload, |model, step| {
+                with_rank::<B<I>, _, _>(program, &device, stage, group, places, |model, step| {
                     taken(model, step, read_settled)
                 })
             })
@@ -282,11 +283,11 @@ fn ranks_take_what_is_estimated() {
         let in_use = in_use_on(meta);
         type E = Sharded<RecomputingMeta>;
         let estimated =
-            with_rank::<E, _, _>(program, &meta, stage, group(), offload, |model, step| {
+            with_rank::<E, _, _>(program, &meta, stage, group(), places, |model, step| {
                 taken(model, step, in_use)
             });
         let name = format!("{name}, {ranks} ranks, {stage:?}, offload {offload}");
-        let fused = real::<VulkanFusion, _>(program, stage, group(), offload);
+        let fused = real::<VulkanFusion, _>(program, stage, group(), places);
         let fused_meta = meta.fused();
         let in_use = in_use_on(fused_meta);
         let estimated_fused = with_rank::<E, _, _>(
@@ -294,11 +295,11 @@ fn ranks_take_what_is_estimated() {
             &fused_meta,
             stage,
             group(),
-            offload,
+            places,
             |model, step| taken(model, step, in_use),
         );
         check_most(&name, &fused, &estimated_fused);
-        let plain = real::<Vulkan, _>(program, stage, group(), offload);
+        let plain = real::<Vulkan, _>(program, stage, group(), places);
         let furthest = check_each(&name, &plain, &estimated);
         println!(
             "{name}: {} operations, after each within {furthest:.1e}, at most {} bytes",

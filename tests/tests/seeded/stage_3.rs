@@ -14,7 +14,8 @@ use burn_amp::{Autocast, Bf16, Detection, F16, GradScaler, GradScalerConfig};
 use burn_checkpoint::{MemoryBudget, Remat};
 use burn_flex::Flex;
 use burn_zero::{
-    GroupOptions, ProcessGroup, Sharded, Stage, ThreadGroup, ZeroError, ZeroOptimizer, ZeroSettings,
+    GroupOptions, Memory, ProcessGroup, Sharded, Stage, ThreadGroup, ZeroError, ZeroOptimizer,
+    ZeroSettings,
 };
 use examples::gpt::model::{Gpt, GptConfig};
 use examples::training::recompute::Checkpoint;
@@ -36,6 +37,7 @@ struct Case {
     scaler: GradScalerConfig,
     detection: Detection,
     frozen: bool,
+    shards: Memory,
 }
 
 impl Default for Case {
@@ -47,6 +49,7 @@ impl Default for Case {
             scaler: GradScalerConfig::disabled(),
             detection: Detection::Sync,
             frozen: false,
+            shards: Memory::Host,
         }
     }
 }
@@ -94,6 +97,7 @@ fn train<B: AutodiffBackend>(stage: Stage, case: &Case) -> Vec<Trained> {
         let norm = clip.norm();
         let settings = ZeroSettings {
             bucket_elements: 500,
+            shards: case.shards,
             ..ZeroSettings::stage(stage)
         };
         let zero = ZeroOptimizer::new(clip, Arc::new(group), settings)?;
@@ -127,7 +131,8 @@ fn check<B: AutodiffBackend>(case: &Case) -> Vec<Trained> {
     found
 }
 
-/// Every way to hold activations, with and without accumulation and frozen parameters.
+/// Every way to hold activations, with and without accumulation and frozen parameters, with shards
+/// in either memory.
 fn cases() -> impl Iterator<Item = Case> {
     let half = MemoryBudget::fraction(0.5).expect("between 0 and 1");
     let held = [
@@ -143,6 +148,10 @@ fn cases() -> impl Iterator<Item = Case> {
         budget,
         window: 1 + number % 2,
         frozen: number % 3 == 1,
+        shards: match number {
+            0..3 => Memory::Host,
+            _ => Memory::Device,
+        },
         detection: match number % 2 {
             0 => Detection::Sync,
             _ => Detection::Deferred,
