@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use strsim::damerau_levenshtein;
 
-use super::keys::{Treatment, keys};
+use super::keys::{Treatment, key, keys};
 use super::{BatchConfig, ConfigError, MICRO, STEPS, TRAIN, ZeroConfig};
 use crate::{Memory, Stage};
 
@@ -256,7 +256,7 @@ impl Reader<'_> {
         };
         for (name, value) in found {
             let (section, path) = (path, read.path_of(&name));
-            let Some(key) = keys(section).find(|key| key.name == name) else {
+            let Some(key) = key(section, &name) else {
                 let near = keys(section).min_by_key(|key| damerau_levenshtein(key.name, &name));
                 let near = near.map_or("", |key| key.name);
                 let reason = format!("there is no such key; the nearest is `{near}`");

@@ -19,6 +19,17 @@ pub(super) enum Treatment {
     Refused(Harmless),
 }
 
+impl Treatment {
+    /// Whether a value of the key changes the training.
+    pub(super) fn has_effect(self, value: &Value) -> bool {
+        match self {
+            Section | Read | ReadOrDefault => true,
+            Ignored => false,
+            Refused(harmless) => !harmless.has(value),
+        }
+    }
+}
+
 /// The values of a refused key that have no effect; `null` always has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Harmless {
@@ -26,6 +37,12 @@ pub(super) enum Harmless {
     One,
     /// `false`, an empty object, or one whose `enabled` is `false`.
     Off,
+    /// 0.
+    Zero,
+    /// `false`.
+    No,
+    /// `true`.
+    Yes,
     /// An object whose values all are `"fp32"`.
     F32,
     /// Everything but `"sum"`.
@@ -47,6 +64,11 @@ pub(super) fn keys(path: &str) -> impl Iterator<Item = Key> {
     found.flat_map(|section| section.lines).flat_map(Line::keys)
 }
 
+/// The key of this name in the section at `path`.
+pub(super) fn key(path: &str, name: &str) -> Option<Key> {
+    keys(path).find(|key| key.name == name)
+}
+
 impl Harmless {
     /// Whether a value of a refused key has no effect.
     pub(super) fn has(self, value: &Value) -> bool {
@@ -57,6 +79,9 @@ impl Harmless {
             }
             (_, Value::Null) => true,
             (Self::One, value) => *value == 1,
+            (Self::Zero, value) => *value == 0,
+            (Self::No, value) => *value == false,
+            (Self::Yes, value) => *value == true,
             (Self::Off, Value::Bool(on)) => !on,
             (Self::Off, Value::Object(entries)) => match entries.get("enabled") {
                 Some(enabled) => self.has(enabled),
@@ -449,6 +474,110 @@ const SECTIONS: &[SectionKeys] = &[
                 Refused(Harmless::Off),
                 &["zenflow"],
                 "each step updates all parameters",
+            ),
+        ],
+    },
+    SectionKeys {
+        path: "fp16",
+        lines: &[
+            Line::read(
+                Read,
+                &[
+                    "enabled",
+                    "loss_scale",
+                    "initial_scale_power",
+                    "loss_scale_window",
+                    "hysteresis",
+                    "min_loss_scale",
+                ],
+            ),
+            Line::new(
+                Ignored,
+                &["auto_cast"],
+                "operations cast their inputs in any case",
+            ),
+            Line::new(
+                Ignored,
+                &["fused_mode"],
+                "the optimizer is fused where it can be",
+            ),
+            Line::new(
+                Refused(Harmless::No),
+                &["consecutive_hysteresis"],
+                "an overflow uses up hysteresis until the scale grows",
+            ),
+            Line::new(
+                Refused(Harmless::No),
+                &["fp16_master_weights_and_grads"],
+                "parameters and gradients are f32",
+            ),
+        ],
+    },
+    SectionKeys {
+        path: "bf16",
+        lines: &[
+            Line::read(Read, &["enabled"]),
+            Line::new(
+                Ignored,
+                &["immediate_grad_update", "check_grad_overflow"],
+                "gradients are f32 at once, and losses need no scale",
+            ),
+            Line::new(
+                Refused(Harmless::No),
+                &["bf16_master_weights_and_grads", "bf16_optimizer_states"],
+                "parameters, gradients and the optimizer's state are f32",
+            ),
+        ],
+    },
+    SectionKeys {
+        path: "optimizer",
+        lines: &[
+            Line::read(Read, &["type", "params"]),
+            Line::new(
+                Ignored,
+                &["legacy_fusion"],
+                "the optimizer is fused where it can be",
+            ),
+        ],
+    },
+    SectionKeys {
+        path: "optimizer.params",
+        lines: &[
+            Line::read(
+                Read,
+                &[
+                    "lr",
+                    "betas",
+                    "eps",
+                    "weight_decay",
+                    "adam_w_mode",
+                    "torch_adam",
+                ],
+            ),
+            Line::new(
+                Ignored,
+                &["fused", "foreach", "capturable"],
+                "the optimizer is fused where it can be",
+            ),
+            Line::new(
+                Refused(Harmless::Yes),
+                &["bias_correction"],
+                "moments are always corrected",
+            ),
+            Line::new(
+                Refused(Harmless::Yes),
+                &["fp32_optimizer_states"],
+                "the optimizer's state is f32",
+            ),
+            Line::new(
+                Refused(Harmless::No),
+                &["amsgrad", "maximize"],
+                "of PyTorch's AdamW",
+            ),
+            Line::new(
+                Refused(Harmless::Zero),
+                &["max_grad_norm"],
+                "put it into gradient_clipping",
             ),
         ],
     },

@@ -5,6 +5,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
+use super::keys::key;
 use super::{ConfigError, ZeroConfig};
 use crate::HostAdamWConfig;
 
@@ -127,18 +128,6 @@ const NO_SCHEDULE: &str = "an update has no schedule: leave the section out, and
 const NOT_ADAMW: &str = "an update of a file is by AdamW: say so, or leave the section out. With another of Burn's optimizers build it \
                          by hand: `Update::new(optimizer).reduce(..)`";
 
-/// Keys without effect here: operations cast their inputs, gradients are f32 at once, the optimizer
-/// is fused where it can be.
-const IGNORED: [&str; 7] = [
-    "auto_cast",
-    "fused_mode",
-    "immediate_grad_update",
-    "check_grad_overflow",
-    "fused",
-    "foreach",
-    "capturable",
-];
-
 /// What is no object turns nothing on: as `"fp16": true` it would be ignored in silence.
 fn object<'a>(path: &str, section: &'a Value) -> Result<&'a Map<String, Value>, ConfigError> {
     section
@@ -146,21 +135,19 @@ fn object<'a>(path: &str, section: &'a Value) -> Result<&'a Map<String, Value>, 
         .ok_or_else(|| ConfigError::key(path, "it has to be an object, as {\"enabled\": true}"))
 }
 
-/// A section, with DeepSpeed's defaults of all its keys.
+/// A section, with DeepSpeed's defaults of all keys that are read. Of the others those without
+/// effect are left out.
 fn parse<T: DeserializeOwned>(
     path: &str,
     mut defaults: Value,
     section: Option<&Value>,
 ) -> Result<T, ConfigError> {
-    // Keys that ask for nothing with these values; with others they are unknown.
-    let harmless = json!({"consecutive_hysteresis": false, "fp16_master_weights_and_grads": false,
-        "bf16_master_weights_and_grads": false, "bf16_optimizer_states": false, "fp32_optimizer_states": true,
-        "bias_correction": true, "amsgrad": false, "maximize": false, "max_grad_norm": 0});
+    let has_effect = |(name, value): &(&String, &Value)| match key(path, name) {
+        Some(key) => key.treatment.has_effect(value),
+        None => true,
+    };
     let section = section.filter(|section| !section.is_null());
     if let (Some(all), Some(section)) = (defaults.as_object_mut(), section) {
-        let has_effect = |(key, value): &(&String, &Value)| {
-            !IGNORED.contains(&&***key) && harmless.get(key) != Some(value)
-        };
         let effective = object(path, section)?.iter().filter(has_effect);
         all.extend(effective.map(|(key, value)| (key.clone(), value.clone())));
     }
@@ -238,11 +225,10 @@ fn adamw(section: &Value) -> Result<(f64, HostAdamWConfig), ConfigError> {
 
     let defaults = json!({"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": null, "adam_w_mode": true,
         "torch_adam": false});
-    let known = ["type", "params", "legacy_fusion"];
-    let mut keys = object("optimizer", section)?.keys();
-    if let Some(key) = keys.find(|key| !known.contains(&&***key)) {
+    let mut names = object("optimizer", section)?.keys();
+    if let Some(name) = names.find(|name| key("optimizer", name).is_none()) {
         return Err(ConfigError::key(
-            format!("optimizer.{key}"),
+            format!("optimizer.{name}"),
             "it has no such key: the optimizer's numbers belong into `optimizer.params`",
         ));
     }
@@ -266,4 +252,35 @@ fn adamw(section: &Value) -> Result<(f64, HostAdamWConfig), ConfigError> {
     let checked = config.validate();
     checked.map_err(|error| ConfigError::key(PARAMS, error.to_string()))?;
     Ok((adam.lr, config))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::keys::{Treatment, keys};
+    use super::*;
+
+    /// The fields of a section, as serde lists them for a name that is none.
+    fn fields<T: DeserializeOwned>() -> Vec<String> {
+        let error = serde_json::from_value::<T>(json!({"no key": 0}));
+        let text = error.err().expect("there is no such field").to_string();
+        let quoted = text.split('`').skip(1).step_by(2);
+        quoted
+            .filter(|name| *name != "no key")
+            .map(str::to_owned)
+            .collect()
+    }
+
+    #[test]
+    fn what_is_read_of_a_section_is_what_the_table_says() {
+        let sections = [
+            ("fp16", fields::<Fp16>()),
+            ("bf16", fields::<Bf16>()),
+            ("optimizer.params", fields::<Adam>()),
+        ];
+        for (path, fields) in sections {
+            let read = keys(path).filter(|key| key.treatment == Treatment::Read);
+            let read: Vec<_> = read.map(|key| key.name).collect();
+            assert_eq!(read, fields, "{path}");
+        }
+    }
 }
