@@ -1,11 +1,14 @@
 //! The errors of this crate, with the values.
 
+use std::sync::Arc;
+
 use burn_ranks::{BufferLength, InvalidSetting, RanksError};
 use thiserror::Error;
 
-use crate::ZeroOptimizerError;
+use crate::{ConfigError, RecordError, ZeroOptimizerError};
 
-/// Errors of ZeRO.
+/// Errors of ZeRO. The errors of one part of it, which its functions return, become variants of
+/// this by `?`.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum ZeroError {
@@ -16,6 +19,14 @@ pub enum ZeroError {
     /// A model, an optimizer or a backend that cannot be sharded with these settings.
     #[error(transparent)]
     Optimizer(#[from] ZeroOptimizerError),
+
+    /// A configuration that cannot work, of DeepSpeed's JSON for example.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+
+    /// A sharded record that cannot be saved or loaded.
+    #[error(transparent)]
+    Record(Arc<RecordError>),
 
     /// A Learner, or data, that [`ZeroStrategy`](crate::ZeroStrategy) cannot train with these
     /// ranks: why, and what to do instead.
@@ -49,4 +60,45 @@ pub enum ZeroError {
         /// The system's reason.
         reason: String,
     },
+}
+
+/// An error of the group or of the optimizer is that of the record no longer.
+impl From<RecordError> for ZeroError {
+    fn from(error: RecordError) -> Self {
+        match error {
+            RecordError::State(error) => Self::Optimizer(error),
+            RecordError::Group(error) => error,
+            error => Self::Record(Arc::new(error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DeepSpeedConfig, ZeroConfig};
+
+    #[test]
+    fn errors_of_each_part_become_it_with_their_text() {
+        fn read(text: &str) -> Result<DeepSpeedConfig, ZeroError> {
+            Ok(ZeroConfig::from_deepspeed_json(text)?.try_into()?)
+        }
+        let error = read(r#"{"fp16": true}"#).expect_err("no object");
+        assert!(matches!(&error, ZeroError::Config(_)), "{error:?}");
+        assert!(error.to_string().starts_with("fp16: "), "{error}");
+
+        let torn = || RecordError::RanksDiffer {
+            difference: "the step, 1 and 2".into(),
+        };
+        let error = ZeroError::from(torn());
+        assert_eq!(error.to_string(), torn().to_string());
+        assert_eq!(error, ZeroError::from(torn()));
+        let shared = RecordError::from(error.clone());
+        assert!(matches!(shared, RecordError::Group(_)), "{shared:?}");
+        drop(shared);
+        assert_eq!(RecordError::from(error), torn());
+        let of_group = ZeroError::Strategy("no ranks".into());
+        let of_record = RecordError::from(of_group.clone());
+        assert_eq!(ZeroError::from(of_record), of_group);
+    }
 }

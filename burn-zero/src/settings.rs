@@ -9,8 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ZeroSettings {
-    /// What is sharded. Default [`Stage::OptimizerState`]; that of a
-    /// [`ZeroConfig`](crate::ZeroConfig) is DeepSpeed's stage 0.
+    /// What is sharded. Default [`DEFAULT_STAGE`](Self::DEFAULT_STAGE).
     pub stage: Stage,
     /// How elements are assigned to ranks. Default [`Partition::Flat`], for optimizers that update
     /// each element by itself, such as SGD with momentum, Adam, AdamW, RMSprop and Adagrad.
@@ -77,7 +76,7 @@ pub enum Memory {
 impl Default for ZeroSettings {
     fn default() -> Self {
         Self {
-            stage: Stage::OptimizerState,
+            stage: Self::DEFAULT_STAGE,
             partition: Partition::Flat,
             bucket_elements: 1 << 23,
             communication_dtype: BufferDtype::F32,
@@ -90,6 +89,11 @@ impl Default for ZeroSettings {
 }
 
 impl ZeroSettings {
+    /// The stage of settings that name none: 1, which costs no more communication than 0. A
+    /// DeepSpeed file that names none has another one:
+    /// [`ZeroConfig::DEFAULT_STAGE`](crate::ZeroConfig::DEFAULT_STAGE).
+    pub const DEFAULT_STAGE: Stage = Stage::OptimizerState;
+
     /// The defaults, with another stage.
     pub fn stage(stage: Stage) -> Self {
         Self {
@@ -102,14 +106,11 @@ impl ZeroSettings {
 /// What is sharded over ranks: the stages of ZeRO (Rajbhandari et al., arXiv 1910.02054, section 5).
 ///
 /// Written to files as its number, as in DeepSpeed's JSON.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 #[non_exhaustive]
 pub enum Stage {
     /// 0: nothing; plain data parallel.
-    #[default]
     DataParallel,
     /// 1: optimizer state.
     OptimizerState,

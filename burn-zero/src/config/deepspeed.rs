@@ -122,7 +122,8 @@ impl ZeroConfig {
 }
 
 fn stage(zero: &mut Section) -> Result<Stage, ConfigError> {
-    let number = zero.take("stage")?.unwrap_or(0);
+    let number = zero.take("stage")?;
+    let number = number.unwrap_or(ZeroConfig::DEFAULT_STAGE.number());
     Stage::try_from(number)
         .map_err(|_| ConfigError::invalid(&zero.path_of("stage"), number, "0, 1, 2 or 3"))
 }

@@ -50,7 +50,7 @@ use crate::{Memory, Stage, ZeroSettings};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ZeroConfig {
-    /// What is sharded. Default nothing.
+    /// What is sharded. Default [`DEFAULT_STAGE`](Self::DEFAULT_STAGE).
     pub stage: Stage,
     /// Batch sizes. Default none: one must be set before [`BatchConfig::resolve`].
     pub batch: BatchConfig,
@@ -87,7 +87,7 @@ pub struct ZeroConfig {
 
 impl Default for ZeroConfig {
     fn default() -> Self {
-        let settings = ZeroSettings::stage(Stage::DataParallel);
+        let settings = ZeroSettings::stage(Self::DEFAULT_STAGE);
         let bucket_size = settings.bucket_elements as u64;
         Self {
             stage: settings.stage,
@@ -106,6 +106,10 @@ impl Default for ZeroConfig {
 }
 
 impl ZeroConfig {
+    /// The stage of a file that names none: 0, as in DeepSpeed. Settings that name none have
+    /// another one: [`ZeroSettings::DEFAULT_STAGE`].
+    pub const DEFAULT_STAGE: Stage = Stage::DataParallel;
+
     /// The settings for a [`ZeroOptimizer`](crate::ZeroOptimizer). Gradients are averaged over
     /// ranks, as in DeepSpeed; parameters are cut at any element: see [`ZeroSettings::partition`]
     /// for optimizers that need the other partition.

@@ -118,9 +118,10 @@ impl From<&HostAdamWConfig> for AdamWConfig {
 ///
 /// # Errors
 ///
-/// [`ZeroError::InvalidSetting`] for what there is not on the host: `amsgrad`,
-/// `cautious_weight_decay`, and `grad_clipping`, in place of which burn-accum's `ClipGlobalNorm`
-/// clips by the norm of all gradients.
+/// This is `TryFrom` and not `From` because Burn's AdamW has what there is not on the host:
+/// [`ZeroError::InvalidSetting`] for `amsgrad`, `cautious_weight_decay`, and `grad_clipping`, in
+/// place of which burn-accum's `ClipGlobalNorm` clips by the norm of all gradients. Left out in
+/// silence they would change the training.
 impl TryFrom<AdamWConfig> for HostAdamWConfig {
     type Error = ZeroError;
 

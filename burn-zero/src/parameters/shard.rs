@@ -108,9 +108,9 @@ impl Elements {
             Self::Device(elements) => Some(elements),
         });
         let on_device: Vec<_> = on_device.collect();
-        let reads = on_device.first().map(|first| {
-            unrecorded(|| first.start_reads(&on_device)).into_iter()
-        });
+        let reads = on_device
+            .first()
+            .map(|first| unrecorded(|| first.start_reads(&on_device)).into_iter());
         let mut reads = reads.into_iter().flatten();
         let each = all.iter().map(|elements| match elements {
             Self::Host(elements) => HostRead::from_host(elements.clone()),

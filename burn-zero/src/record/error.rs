@@ -1,7 +1,9 @@
 //! The errors of records, with the values.
 
 use std::io;
+use std::mem::discriminant;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use burn_ranks::RanksError;
 use thiserror::Error;
@@ -89,6 +91,14 @@ pub enum RecordError {
     Group(ZeroError),
 }
 
+/// Errors of the file system have no equality of their own: two of the same kind are equal if they
+/// say the same.
+impl PartialEq for RecordError {
+    fn eq(&self, other: &Self) -> bool {
+        discriminant(self) == discriminant(other) && self.to_string() == other.to_string()
+    }
+}
+
 impl RecordError {
     /// Whether the file system has no such file.
     pub(super) fn is_not_found(&self) -> bool {
@@ -106,6 +116,10 @@ impl From<ZeroError> for RecordError {
     fn from(error: ZeroError) -> Self {
         match error {
             ZeroError::Optimizer(error) => Self::State(error),
+            ZeroError::Record(error) => {
+                let in_group = |error| Self::Group(ZeroError::Record(error));
+                Arc::try_unwrap(error).unwrap_or_else(in_group)
+            }
             error => Self::Group(error),
         }
     }

@@ -140,13 +140,22 @@ fn variants_of_the_file_are_read_too() {
         let config = read(json!({"zero_optimization": stage_3}));
         assert_eq!(config.stage, Stage::Parameters);
         let settings = config.settings();
-        assert_eq!((settings.parameters, settings.shards), (Memory::Host, Memory::Host));
+        assert_eq!(
+            (settings.parameters, settings.shards),
+            (Memory::Host, Memory::Host)
+        );
     }
     let none = read(json!({"zero_optimization": {"stage": 3, "offload_param": null}}));
-    assert_eq!((none.offload_param, none.shards), (Memory::Device, Memory::Host));
+    assert_eq!(
+        (none.offload_param, none.shards),
+        (Memory::Device, Memory::Host)
+    );
     let device = json!({"stage": 3, "offload_param": {"device": "none"}});
     let device = read(json!({"zero_optimization": device})).settings();
-    assert_eq!((device.parameters, device.shards), (Memory::Device, Memory::Device));
+    assert_eq!(
+        (device.parameters, device.shards),
+        (Memory::Device, Memory::Device)
+    );
     let older = read(json!({"bfloat16": {"enabled": true}}));
     assert_eq!(older.sections, sections(json!({"bf16": {"enabled": true}})));
 }

@@ -323,7 +323,7 @@ impl Fit {
     /// Parameters in the host memory of ranks that do not share them: a run of it would compute in
     /// this machine's memory.
     fn refuse_places(&self) -> Result<(), Box<dyn std::error::Error>> {
-        let stage = self.gpt.memory.zero.unwrap_or_default();
+        let stage = self.gpt.memory.zero();
         let several = self.gpt.memory.ranks.is_some_and(|ranks| ranks > 1);
         if self.gpt.memory.offload_param && several && stage != Stage::Parameters {
             return Err("fit estimates --offload-param on one rank, or with --zero 3".into());
@@ -515,7 +515,9 @@ pub fn code(setting: &Setting) -> String {
     if setting.ranks > 1 {
         let stage = setting.stage;
         let settings = if is_sharded && setting.shards_on_device {
-            format!("ZeroSettings {{ shards: Memory::Device, ..ZeroSettings::stage(Stage::{stage:?}) }}")
+            format!(
+                "ZeroSettings {{ shards: Memory::Device, ..ZeroSettings::stage(Stage::{stage:?}) }}"
+            )
         } else {
             format!("ZeroSettings::stage(Stage::{stage:?})")
         };

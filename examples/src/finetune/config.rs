@@ -78,8 +78,7 @@ impl Options {
         memory.zero = memory.zero.or(Some(file.zero.stage));
         memory.offload |= file.zero.offload_optimizer == Memory::Host;
         memory.offload_param |= file.zero.offload_param == Memory::Host;
-        memory.shards_on_device |=
-            !memory.offload_param && file.zero.shards == Memory::Device;
+        memory.shards_on_device |= !memory.offload_param && file.zero.shards == Memory::Device;
         self.file = Some(file);
         Ok(())
     }

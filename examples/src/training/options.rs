@@ -58,7 +58,7 @@ impl MemoryOptions {
 
     /// The stage.
     pub fn zero(&self) -> Stage {
-        self.zero.unwrap_or_default()
+        self.zero.unwrap_or(ZeroConfig::DEFAULT_STAGE)
     }
 
     /// Sets in a configuration what these options say.
