@@ -56,9 +56,9 @@ pub use error::{BufferLength, InvalidSetting, RanksError};
 #[cfg(feature = "mpi")]
 pub use group::MpiGroup;
 pub use group::{
-    BufferDtype, Collectives, Finish, GatheredParts, GroupFault, GroupOptions, HostBuffer, Job,
-    Member, Operation, Pending, ProcessGroup, ReduceOp, Sent, SimulatedRank, SingleRank, Split,
-    ThreadGroup, Traffic, Waited, finish_first, launched, local_rank,
+    Buffer, BufferDtype, Collective, Collectives, Finish, GatheredParts, GroupFault, GroupOptions,
+    HostBuffer, Job, Member, Operation, Pending, ProcessGroup, ReduceOp, Sent, SimulatedRank,
+    SingleRank, Split, ThreadGroup, Traffic, Transfer, Waited, finish_first, launched, local_rank,
 };
 pub use shard::{Partition, ShardMap};
 

@@ -1,4 +1,4 @@
-//! The collectives, composed of exchanges of bytes, as jobs on the communication thread call them.
+//! The collectives, as jobs on the communication thread call them.
 
 use std::{
     any::Any,
@@ -8,12 +8,12 @@ use std::{
 };
 
 use super::{
-    BufferDtype, GroupFault, HostBuffer, Operation, ReduceOp, Split,
+    Buffer, BufferDtype, Collective, GroupFault, HostBuffer, Operation, ReduceOp, Split, Transfer,
     buffer::widen,
-    call::{CALL_BYTES, Call, Sent, parts},
+    call::{CALL_BYTES, Call, Sent},
     member::{Job, Queue},
 };
-use crate::{BufferLength, InvalidSetting, RanksError, shard::balanced_offsets};
+use crate::{BufferLength, InvalidSetting, RanksError};
 
 /// The buffer of which a rank sends parts: shared, so that ranks that are threads read it without a
 /// copy.
@@ -118,8 +118,8 @@ impl Peers {
 /// [`ProcessGroup`](super::ProcessGroup).
 pub struct Collectives {
     transport: Box<dyn Transport>,
-    rank: usize,
-    world_size: usize,
+    pub(super) rank: usize,
+    pub(super) world_size: usize,
     pub(super) queue: Arc<Queue>,
     /// Collectives so far.
     calls: u64,
@@ -221,8 +221,14 @@ impl Collectives {
         Call::read_all(self.rank, &all)
     }
 
+    /// Counts elements of this size, which the collective under way sends to other ranks.
+    pub(super) fn count(&mut self, elements: usize, size: usize) {
+        self.sent.data_bytes += (elements * size) as u64;
+        self.sent.elements += elements as u64;
+    }
+
     /// [`Transport::exchange`], counted in `sent`; `size` is the size of an element in bytes.
-    fn exchange(
+    pub(super) fn exchange(
         &mut self,
         own: Payload,
         size: usize,
@@ -231,58 +237,13 @@ impl Collectives {
     ) -> Result<Vec<Part>, GroupFault> {
         let all: usize = sends.iter().map(Range::len).sum();
         let sent = all - sends[self.rank].len();
-        self.sent.data_bytes += sent as u64;
-        self.sent.elements += (sent / size) as u64;
+        self.count(sent / size, size);
         self.transport.exchange(Exchange {
             call: &self.call,
             own: &own,
             sends,
             lengths,
         })
-    }
-
-    /// This rank's part of the reduction of all buffers, cut at `offsets`.
-    fn reduce(
-        &mut self,
-        op: ReduceOp,
-        buffer: Arc<HostBuffer>,
-        offsets: &[usize],
-    ) -> Result<HostBuffer, GroupFault> {
-        let (dtype, size) = (buffer.dtype(), buffer.dtype().size_bytes());
-        let sends = parts(offsets, size);
-        let own = sends[self.rank].len();
-        let all = self.exchange(buffer, size, &sends, &vec![own; self.world_size])?;
-        let mut out = HostBuffer::zeros(dtype, own / size);
-        out.reduce(op, &all.iter().map(Part::bytes).collect::<Vec<_>>());
-        Ok(out)
-    }
-
-    /// The parts of all ranks, of a buffer that is cut at `offsets`.
-    fn gather(&mut self, part: HostBuffer, offsets: &[usize]) -> Result<Vec<Part>, GroupFault> {
-        let (bytes, size) = (part.size_bytes(), part.dtype().size_bytes());
-        let sends = vec![0..bytes; self.world_size];
-        let lengths: Vec<_> = parts(offsets, size).iter().map(Range::len).collect();
-        self.exchange(Arc::new(part), size, &sends, &lengths)
-    }
-
-    /// [`gather`](Self::gather) into `buffer`, which no other rank reads any more when it has sent
-    /// its part; into new memory if one still holds it.
-    fn gather_into(
-        &mut self,
-        buffer: Arc<HostBuffer>,
-        part: HostBuffer,
-        offsets: &[usize],
-    ) -> Result<HostBuffer, GroupFault> {
-        let all = self.gather(part, offsets)?;
-        let mut out = Arc::try_unwrap(buffer)
-            .unwrap_or_else(|shared| HostBuffer::zeros(shared.dtype(), shared.len()));
-        let mut rest = out.as_mut();
-        for bytes in all.iter().map(Part::bytes) {
-            let (to, after) = rest.split_at_mut(bytes.len());
-            to.copy_from_slice(bytes);
-            rest = after;
-        }
-        Ok(out)
     }
 
     /// The offsets of the ranks' parts. `elements` is the length of the whole buffer if `are_all`,
@@ -312,21 +273,63 @@ impl Collectives {
         InvalidSetting::unless(root < self.world_size, "root", root, "a rank of the group")
     }
 
-    /// A reduce-scatter, so that every element is added and rounded by one rank, and an all-gather.
+    /// A collective on a buffer in any memory.
+    pub fn run<T: Buffer>(
+        &mut self,
+        label: &str,
+        collective: Collective,
+        buffer: T,
+    ) -> Result<T, RanksError> {
+        let (elements, dtype) = (buffer.elements(), buffer.dtype());
+        match collective {
+            Collective::AllReduce(op) => {
+                let details = format!(" of {elements} {dtype}, {op}");
+                self.make(Operation::AllReduce, label, details, None, |ranks, _| {
+                    buffer.all_reduce(op, &mut Transfer(ranks))
+                })
+            }
+            Collective::ReduceScatter(op, split) => {
+                let operation = Operation::ReduceScatter;
+                let offsets = self.offsets((operation, label), &split, elements, true)?;
+                let details = format!(" of {elements} {dtype}, {op}{split}");
+                self.make(operation, label, details, None, |ranks, _| {
+                    buffer.reduce_scatter(op, &offsets, &mut Transfer(ranks))
+                })
+            }
+            Collective::AllGather(split) => self.gather(label, buffer, &split, T::all_gather),
+            Collective::Broadcast { root } => {
+                self.check_root(root)?;
+                let details = format!(" of {elements} {dtype}, from rank {root}");
+                self.make(Operation::Broadcast, label, details, None, |ranks, _| {
+                    buffer.broadcast(root, &mut Transfer(ranks))
+                })
+            }
+        }
+    }
+
+    fn gather<T: Buffer, R>(
+        &mut self,
+        label: &str,
+        part: T,
+        split: &Split,
+        run: impl FnOnce(T, &[usize], &mut Transfer<'_>) -> Result<R, GroupFault>,
+    ) -> Result<R, RanksError> {
+        let (operation, dtype) = (Operation::AllGather, part.dtype());
+        let offsets = self.offsets((operation, label), split, part.elements(), false)?;
+        let details = format!(" of {} {dtype}{split}", offsets[self.world_size]);
+        self.make(operation, label, details, None, |ranks, _| {
+            run(part, &offsets, &mut Transfer(ranks))
+        })
+    }
+
+    /// See [`ProcessGroup::all_reduce`](super::ProcessGroup::all_reduce).
     pub fn all_reduce(
         &mut self,
         label: &str,
         op: ReduceOp,
         buffer: HostBuffer,
     ) -> Result<HostBuffer, RanksError> {
-        let (elements, dtype) = (buffer.len(), buffer.dtype());
-        let offsets = balanced_offsets(elements, self.world_size);
-        let details = format!(" of {elements} {dtype}, {op}");
-        self.make(Operation::AllReduce, label, details, None, |ranks, _| {
-            let buffer = Arc::new(buffer);
-            let part = ranks.reduce(op, buffer.clone(), &offsets)?;
-            ranks.gather_into(buffer, part, &offsets)
-        })
+        self.run(label, Collective::AllReduce(op), buffer)
     }
 
     /// See [`ProcessGroup::reduce_scatter`](super::ProcessGroup::reduce_scatter).
@@ -337,13 +340,7 @@ impl Collectives {
         buffer: HostBuffer,
         split: Split,
     ) -> Result<HostBuffer, RanksError> {
-        let operation = Operation::ReduceScatter;
-        let (elements, dtype) = (buffer.len(), buffer.dtype());
-        let offsets = self.offsets((operation, label), &split, elements, true)?;
-        let details = format!(" of {elements} {dtype}, {op}{split}");
-        self.make(operation, label, details, None, |ranks, _| {
-            ranks.reduce(op, Arc::new(buffer), &offsets)
-        })
+        self.run(label, Collective::ReduceScatter(op, split), buffer)
     }
 
     /// See [`ProcessGroup::all_gather`](super::ProcessGroup::all_gather).
@@ -353,9 +350,7 @@ impl Collectives {
         part: HostBuffer,
         split: Split,
     ) -> Result<HostBuffer, RanksError> {
-        let parts = self.all_gather_parts(label, part, split)?;
-        let all: Vec<_> = parts.by_rank.iter().map(Part::bytes).collect();
-        Ok(HostBuffer::concat(parts.dtype, &all))
+        self.run(label, Collective::AllGather(split), part)
     }
 
     /// [`all_gather`](Self::all_gather) for those who copy each element elsewhere: without memory
@@ -366,40 +361,21 @@ impl Collectives {
         part: HostBuffer,
         split: Split,
     ) -> Result<GatheredParts, RanksError> {
-        let (operation, dtype) = (Operation::AllGather, part.dtype());
-        let offsets = self.offsets((operation, label), &split, part.len(), false)?;
-        let details = format!(" of {} {dtype}{split}", offsets[self.world_size]);
-        self.make(operation, label, details, None, |ranks, _| {
-            let by_rank = ranks.gather(part, &offsets)?;
+        self.gather(label, part, &split, |part, offsets, transfer| {
+            let dtype = part.dtype();
+            let by_rank = transfer.gather(part, offsets)?;
             Ok(GatheredParts { dtype, by_rank })
         })
     }
 
-    /// A scatter and an all-gather: the root sends its buffer twice, whatever the world size.
+    /// See [`ProcessGroup::broadcast`](super::ProcessGroup::broadcast).
     pub fn broadcast(
         &mut self,
         label: &str,
         root: usize,
         buffer: HostBuffer,
     ) -> Result<HostBuffer, RanksError> {
-        self.check_root(root)?;
-        let (elements, dtype, size) = (buffer.len(), buffer.dtype(), buffer.dtype().size_bytes());
-        let offsets = balanced_offsets(elements, self.world_size);
-        let own = offsets[self.rank + 1] - offsets[self.rank];
-        let sends = match self.rank == root {
-            true => parts(&offsets, size),
-            false => vec![0..0; self.world_size],
-        };
-        let mut lengths = vec![0; self.world_size];
-        lengths[root] = own * size;
-        let details = format!(" of {elements} {dtype}, from rank {root}");
-        self.make(Operation::Broadcast, label, details, None, |ranks, _| {
-            let buffer = Arc::new(buffer);
-            let sent = ranks.exchange(buffer.clone(), size, &sends, &lengths)?;
-            let part = HostBuffer::concat(dtype, &[sent[root].bytes()]);
-            drop(sent);
-            ranks.gather_into(buffer, part, &offsets)
-        })
+        self.run(label, Collective::Broadcast { root }, buffer)
     }
 
     /// See [`ProcessGroup::barrier`](super::ProcessGroup::barrier).

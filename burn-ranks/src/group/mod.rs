@@ -1,10 +1,10 @@
-//! Ranks that compute together: collectives over host buffers.
+//! Ranks that compute together: collectives over buffers.
 //!
 //! Each rank has one communication thread, which runs the rank's [jobs](Pending::start) first in,
 //! first out, while the rank computes. A collective starts with a small message to every other rank
-//! that describes this rank's call; data is sent only after all descriptions agree. [`Collectives`]
-//! composes all collectives of one exchange of bytes, the trait `Transport`, which `threads` and
-//! `mpi` implement.
+//! that describes this rank's call; data is sent only after all descriptions agree. So far it is
+//! [`Collectives`], for each [`Buffer`]. A [`HostBuffer`] composes its collectives of one exchange
+//! of bytes, the trait `Transport`, which `threads` and `mpi` implement.
 
 mod buffer;
 mod call;
@@ -18,6 +18,7 @@ mod options;
 mod process_group;
 mod simulated;
 mod threads;
+mod transfer;
 
 pub use buffer::{BufferDtype, HostBuffer, ReduceOp};
 pub use call::{Operation, Sent, Split, Traffic};
@@ -31,3 +32,4 @@ pub use options::{GroupFault, GroupOptions};
 pub use process_group::ProcessGroup;
 pub use simulated::SimulatedRank;
 pub use threads::{SingleRank, ThreadGroup};
+pub use transfer::{Buffer, Collective, Transfer};

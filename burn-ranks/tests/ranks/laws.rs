@@ -1,10 +1,14 @@
 //! Results and bytes.
 
-use std::{sync::Mutex, time::Duration};
+use std::{
+    sync::{Arc, Barrier, Mutex},
+    time::Duration,
+};
 
 use burn_ranks::{
-    BufferDtype, GroupOptions, HostBuffer, InvalidSetting, Operation, Pending, ProcessGroup,
-    RanksError, ReduceOp, SingleRank, Split, ThreadGroup,
+    Buffer, BufferDtype, Collective, GroupFault, GroupOptions, HostBuffer, InvalidSetting,
+    Operation, Pending, ProcessGroup, RanksError, ReduceOp, SingleRank, Split, ThreadGroup,
+    Transfer,
 };
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -288,5 +292,150 @@ proptest! {
         }) {
             prop_assert_eq!(&all.unwrap(), &expected);
         }
+    }
+}
+
+/// A memory that the threads of all ranks see, as they do the devices of one process.
+struct Board {
+    by_rank: Mutex<Vec<Vec<f32>>>,
+    ranks: Barrier,
+}
+
+/// Elements that move over the board.
+struct OnBoard {
+    own: Vec<f32>,
+    board: Arc<Board>,
+}
+
+impl OnBoard {
+    /// Every rank's elements, of which each sends its own.
+    fn all(&self, transfer: &mut Transfer<'_>) -> Vec<Vec<f32>> {
+        transfer.count(self.own.len() * (transfer.world_size() - 1), self.dtype());
+        self.board.by_rank.lock().unwrap()[transfer.rank()] = self.own.clone();
+        self.board.ranks.wait();
+        let all = self.board.by_rank.lock().unwrap().clone();
+        self.board.ranks.wait();
+        all
+    }
+}
+
+impl Buffer for OnBoard {
+    fn dtype(&self) -> BufferDtype {
+        BufferDtype::F32
+    }
+
+    fn elements(&self) -> usize {
+        self.own.len()
+    }
+
+    fn reduce_scatter(
+        self,
+        op: ReduceOp,
+        offsets: &[usize],
+        transfer: &mut Transfer<'_>,
+    ) -> Result<Self, GroupFault> {
+        let part = offsets[transfer.rank()]..offsets[transfer.rank() + 1];
+        let whole = self.all_reduce(op, transfer)?;
+        let own = whole.own[part].to_vec();
+        Ok(Self { own, ..whole })
+    }
+
+    fn all_reduce(mut self, op: ReduceOp, transfer: &mut Transfer<'_>) -> Result<Self, GroupFault> {
+        let all = self.all(transfer);
+        let ranks = if op == ReduceOp::Mean { all.len() } else { 1 };
+        let sum = |index: usize| all.iter().map(|own| own[index]).sum::<f32>();
+        self.own = (0..self.own.len())
+            .map(|index| sum(index) / ranks as f32)
+            .collect();
+        Ok(self)
+    }
+
+    fn all_gather(
+        mut self,
+        offsets: &[usize],
+        transfer: &mut Transfer<'_>,
+    ) -> Result<Self, GroupFault> {
+        self.own = self.all(transfer).concat();
+        assert_eq!(self.own.len(), offsets[transfer.world_size()]);
+        Ok(self)
+    }
+
+    fn broadcast(mut self, root: usize, transfer: &mut Transfer<'_>) -> Result<Self, GroupFault> {
+        self.own = self.all(transfer).swap_remove(root);
+        Ok(self)
+    }
+}
+
+/// With the agreement, the counts and the faults of every buffer.
+#[test]
+fn a_buffer_of_another_memory_moves_its_elements_by_itself() {
+    const RANKS: usize = 3;
+    const ELEMENTS: usize = 10;
+    let board = Arc::new(Board {
+        by_rank: Mutex::new(vec![Vec::new(); RANKS]),
+        ranks: Barrier::new(RANKS),
+    });
+    let split = || Split::Counts(vec![5, 0, 5]);
+    let results = spawn(RANKS, |group| {
+        let rank = group.rank();
+        let on_board = |own| OnBoard {
+            own,
+            board: board.clone(),
+        };
+        let values = |elements: usize| -> Vec<f32> {
+            let values = (0..elements).map(|index| (index * 7 + rank * 3) as f32 / 9.0);
+            values.collect()
+        };
+        let part = values([5, 0, 5][rank]);
+        let host = (
+            group.all_reduce("mean", ReduceOp::Mean, values(ELEMENTS).into()),
+            group.reduce_scatter("sum", ReduceOp::Sum, values(ELEMENTS).into(), split()),
+            group.all_gather("parts", part.clone().into(), split()),
+            group.broadcast("root", 1, values(ELEMENTS).into()),
+        );
+        let before = group.traffic().of(Operation::ReduceScatter);
+        let (whole, part) = (on_board(values(ELEMENTS)), on_board(part));
+        let moved = Pending::start(&group, move |ranks| {
+            let OnBoard { own, board } = whole;
+            let mean = Collective::AllReduce(ReduceOp::Mean);
+            let sum = Collective::ReduceScatter(ReduceOp::Sum, split());
+            let again = |own: &Vec<f32>| OnBoard {
+                own: own.clone(),
+                board: board.clone(),
+            };
+            Ok::<_, RanksError>((
+                ranks.run("mean", mean, again(&own))?.own,
+                ranks.run("sum", sum, again(&own))?.own,
+                ranks
+                    .run("parts", Collective::AllGather(split()), part)?
+                    .own,
+                ranks
+                    .run("root", Collective::Broadcast { root: 1 }, again(&own))?
+                    .own,
+            ))
+        });
+        let moved = moved.wait().unwrap();
+        assert_eq!(host.0.unwrap(), moved.0.into());
+        assert_eq!(host.1.unwrap(), moved.1.into());
+        assert_eq!(host.2.unwrap(), moved.2.into());
+        assert_eq!(host.3.unwrap(), moved.3.into());
+        let sent = group.traffic().of(Operation::ReduceScatter);
+        assert_eq!(sent.calls, before.calls + 1);
+        assert_eq!(
+            sent.elements - before.elements,
+            (ELEMENTS * (RANKS - 1)) as u64
+        );
+
+        // Ranks that differ are told before any of them waits at the board.
+        let elements = on_board(values(ELEMENTS + usize::from(rank == 2)));
+        let differs = Pending::start(&group, move |ranks| {
+            let sum = Collective::AllReduce(ReduceOp::Sum);
+            ranks.run("lengths", sum, elements).map(drop)
+        });
+        differs.wait()
+    });
+    for result in results {
+        let error = result.unwrap_err().to_string();
+        assert!(error.starts_with("ranks differ: rank "), "{error}");
     }
 }
