@@ -309,8 +309,19 @@ impl Recorder {
 
             let ids = state::ids_of_shards(layout);
             let tree = state::join(&state.optimizer, layout, &ids, |wanted| {
-                let StateTensor { spec, ranges, .. } = wanted;
-                Ok::<_, RecordError>(Some(record.read_ranges(spec, ranges)?))
+                let StateTensor {
+                    spec,
+                    former_name,
+                    ranges,
+                    ..
+                } = wanted;
+                let is_former = !record.has(&spec.name) && record.has(former_name);
+                let saved = if is_former {
+                    &TensorSpec::new(former_name.clone(), spec.dtype, spec.shape.clone())
+                } else {
+                    spec
+                };
+                Ok::<_, RecordError>(Some(record.read_ranges(saved, ranges)?))
             })?;
             let of_optimizer = state::to_record::<B, _>(tree, &device)?;
             training.optimizer = training.optimizer.load_record(of_optimizer);

@@ -10,6 +10,10 @@
 //! |---|---|
 //! | `"$parameter path": ..` | state under the id of a parameter, whose tensors are cut over ranks: `optimizer/<place>` |
 //! | `{"$tensor": type}` | a tensor, named by its place: the keys from the root, joined by dots |
+//!
+//! A [`burn_update::Update`] keeps an optimizer's record as a tree whose values say what they are
+//! (`{"Map": {..}}`). Its tensors are named as in the optimizer's record itself:
+//! `first.weight.Rank1.moment_2`, or `biases.first.bias.Rank1.moment_2` in a group of parameters.
 
 use core::borrow::Borrow;
 use core::ops::Range;
@@ -54,6 +58,8 @@ pub(crate) fn ids_of_shards(layout: &Layout) -> StateIds {
 pub(crate) struct StateTensor {
     /// The whole tensor.
     pub(crate) spec: TensorSpec,
+    /// Its name in records that were saved while names had all keys of an update's tree.
+    pub(crate) former_name: String,
     /// Position of the parameter that it belongs to.
     pub(crate) parameter: usize,
     /// The elements that the layout holds.
@@ -78,7 +84,7 @@ pub(crate) fn split<B: Backend, R: Record<B>>(
     let item: Item<R, B> = record.into_item();
     let tree = Value::serialized(&item).map_err(refuse)?;
     drop(item);
-    let mut tensors = Vec::new();
+    let (mut tensors, mut names) = (Vec::new(), HashSet::new());
     let rename = |id: &str, of| {
         let Some(known) = ids.get(id) else {
             return Ok(Some((id.to_owned(), of)));
@@ -88,14 +94,21 @@ pub(crate) fn split<B: Backend, R: Record<B>>(
             (format!("{PARAMETER}{path}"), Some(parameter))
         }))
     };
-    let take = |place: &str, parameter: usize, fields: Fields| {
+    let take = |place: &[String], parameter: usize, fields: Fields| {
         let data = into_tensor(fields).map_err(refuse)?;
         let in_tree = Value::serialized(&data.dtype).map_err(refuse)?;
         let tensor = at_place(place, parameter, data.dtype, layout)?;
         let (has, held) = (data.num_elements(), layout.held(parameter));
         if has != held {
             return Err(refuse(format!(
-                "{place} has {has} elements, its parameter {held}: it cannot be cut"
+                "{} has {has} elements, its parameter {held}: it cannot be cut",
+                name_at(place)
+            )));
+        }
+        if !names.insert(tensor.spec.name.clone()) {
+            return Err(refuse(format!(
+                "two tensors are named {}",
+                tensor.spec.name
             )));
         }
         let mut bytes = to_file(data);
@@ -149,7 +162,7 @@ pub(crate) fn join<E: From<ZeroOptimizerError>>(
         let held = parameter.filter(|parameter| layout.held(*parameter) > 0);
         Ok(held.map(|parameter| (ids[&Some(&parameter)].clone(), Some(parameter))))
     };
-    let put = |place: &str, parameter: usize, fields: Fields| -> Result<_, E> {
+    let put = |place: &[String], parameter: usize, fields: Fields| -> Result<_, E> {
         let dtype: DType = fields[0].1.deserialized().map_err(refuse)?;
         let mut tensor = at_place(place, parameter, dtype, layout)?;
         if layout.holds_all() {
@@ -235,10 +248,8 @@ pub(crate) fn check_types(
     Ok(())
 }
 
-/// Whether a tensor of this name is a parameter's f32 master. A `RecordTree` adds a name for what
-/// a value is.
+/// Whether a tensor of this name is a parameter's f32 master.
 fn is_master(name: &str) -> bool {
-    let name = name.strip_suffix(".Tensor").unwrap_or(name);
     name.ends_with(".master")
 }
 
@@ -259,9 +270,9 @@ impl<K, T> Walk<K, T> {
     where
         E: From<ZeroOptimizerError>,
         K: FnMut(&str, Option<usize>) -> Result<Option<(String, Option<usize>)>, E>,
-        T: FnMut(&str, usize, Fields) -> Result<Option<Value>, E>,
+        T: FnMut(&[String], usize, Fields) -> Result<Option<Value>, E>,
     {
-        let refused = |place: &[String], what: &str| refuse(format!("{} {what}", place.join(".")));
+        let refused = |place: &[String], what: &str| refuse(format!("{} {what}", name_at(place)));
         match value {
             Value::Array(values) => {
                 let mut found = Vec::new();
@@ -273,7 +284,7 @@ impl<K, T> Walk<K, T> {
                 Ok(Some(Value::Array(found)))
             }
             Value::Map(fields) if is_tensor(&fields) => match of {
-                Some(of) => (self.replace)(&self.place.join("."), of, fields),
+                Some(of) => (self.replace)(&self.place, of, fields),
                 None => Err(refused(&self.place, NO_SHARD).into()),
             },
             Value::Map(fields) => {
@@ -345,17 +356,35 @@ fn is_tensor(fields: &Fields) -> bool {
     keys.any(|key| key.as_text() == Some(TENSOR)) || are_a_tensor(fields)
 }
 
+/// The name of what is at a place of the tree: its keys, joined by dots. Where an update keeps an
+/// optimizer's record, its own keys are left out, except the name of a group of parameters.
+fn name_at(place: &[String]) -> String {
+    // `parts.optimizer.values.record.Tree`, or a group's name in place of `record`.
+    let is_tree =
+        |keys: &[String]| (&*keys[0], &*keys[2], &*keys[4]) == ("parts", "values", "Tree");
+    let Some(before) = place.windows(5).position(is_tree) else {
+        return place.join(".");
+    };
+    let (outside, of_update) = place.split_at(before);
+    let group = Some(&of_update[3]).filter(|name| *name != "record");
+    // Every other key says what the value is that comes then.
+    let inside = of_update[5..].iter().skip(1).step_by(2);
+    let keys = outside.iter().chain(group).chain(inside);
+    keys.map(String::as_str).collect::<Vec<_>>().join(".")
+}
+
 /// The tensor at a place of the tree, with this rank's shard.
 fn at_place(
-    place: &str,
+    place: &[String],
     parameter: usize,
     dtype: DType,
     layout: &Layout,
 ) -> Result<StateTensor, ZeroOptimizerError> {
-    let name = format!("optimizer/{place}");
+    let name = format!("optimizer/{}", name_at(place));
     let shape = layout.parameters()[parameter].shape.clone();
     Ok(StateTensor {
         spec: TensorSpec::new(&*name, in_file(&name, dtype)?, shape),
+        former_name: format!("optimizer/{}", place.join(".")),
         parameter,
         ranges: layout.shard(parameter).to_vec(),
     })

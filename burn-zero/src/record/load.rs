@@ -101,6 +101,11 @@ impl ShardedRecord {
         rows.map(|(name, row)| row.spec(name))
     }
 
+    /// Whether it has a tensor of this name.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.manifest.tensors.contains_key(name)
+    }
+
     /// The bytes of a slice, little-endian. Reads only the parts of files that contain them, at
     /// most a mebibyte more on each side of each part, and once the header of each file.
     ///

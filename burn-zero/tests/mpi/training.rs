@@ -7,60 +7,55 @@ use std::thread;
 use std::time::Duration;
 
 use burn::backend::Autodiff;
-use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer};
+use burn::optim::AdamWConfig;
 use burn::tensor::backend::AutodiffBackend;
 use burn_amp::{Autocast, Bf16};
 use burn_checkpoint::Remat;
 use burn_flex::Flex;
 use burn_ranks::{Job, Member};
+use burn_update::{Update, UpdateError};
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
-    MpiGroup, ParameterShards, ProcessGroup, RecordError, Recorder, Sharded, SingleRank, Stage,
-    Training, ZeroError, ZeroOptimizer,
+    MpiGroup, ProcessGroup, RankReduction, RecordError, Recorder, ReduceOverRanks, Sharded,
+    SingleRank, Stage, Training,
 };
 
 use crate::launch::signal;
-use crate::nets::{B, Net, STAGES, batch, on_ranks, parameters, small_buckets};
+use crate::nets::{B, Net, STAGES, batch, on_ranks, over_ranks, parameters, small_buckets};
 
 pub const STEPS: usize = 4;
 
 /// Gathers units in stage 3.
 type Units = Sharded<Autodiff<Remat<Flex>>>;
 
-type Zero<A> = ZeroOptimizer<OptimizerAdaptor<AdamW, ParameterShards<A>, A>>;
-type Run<A> = Training<Net<A>, Zero<A>, f64>;
-
-fn begin<A: AutodiffBackend>(
-    group: Arc<dyn ProcessGroup>,
-    stage: Stage,
-) -> Result<Run<A>, ZeroError> {
-    let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group, small_buckets(stage))?;
-    let model = optimizer.prepare::<A, _>(Net::new(&Default::default()))?;
-    Ok(Training {
-        model,
-        optimizer,
-        scheduler: 0.05,
-    })
-}
+type Run<A> = Training<Net<A>, Update<Net<A>, A>, f64>;
 
 fn build<A: AutodiffBackend>(
     group: Arc<dyn ProcessGroup>,
     stage: Stage,
-) -> Result<(Run<A>, Recorder), ZeroError> {
-    let training = begin(group, stage)?;
-    let recorder = training.optimizer.recorder()?;
-    Ok((training, recorder))
+) -> Result<(Run<A>, Recorder), UpdateError> {
+    let reduction = RankReduction::new(small_buckets(stage), group)?;
+    let mut update = Update::new(AdamWConfig::new().init()).reduce_by(&reduction)?;
+    let training = Training {
+        model: update.prepare(Net::new(&Default::default()))?,
+        optimizer: update,
+        scheduler: 0.05,
+    };
+    Ok((training, reduction.recorder()?))
 }
 
-fn step<A: AutodiffBackend>(mut run: Run<A>, step: usize) -> Run<A> {
-    let group = run.optimizer.group();
-    let loss = run
-        .model
-        .loss(batch(step, group.rank(), group.world_size()));
-    let gradients = GradientsParams::from_grads(loss.backward(), &run.model);
-    run.model = run.optimizer.step(run.scheduler, run.model, gradients);
+fn step<A: AutodiffBackend>(group: &dyn ProcessGroup, mut run: Run<A>, step: usize) -> Run<A> {
+    let (rank, ranks) = (group.rank(), group.world_size());
+    let loss = run.model.loss(batch(step, rank, ranks));
+    let gradients = run.optimizer.backward(&run.model, loss);
+    let updated = run.optimizer.step(run.scheduler, run.model, gradients);
+    run.model = updated.unwrap_or_else(|error| panic!("{error}"));
     run
+}
+
+/// Steps from the first.
+fn steps<A: AutodiffBackend>(group: &dyn ProcessGroup, run: Run<A>, steps: usize) -> Run<A> {
+    (0..steps).fold(run, |run, at| step(group, run, at))
 }
 
 /// Sensitive to every bit.
@@ -76,13 +71,13 @@ pub fn digest(parameters: &[Vec<f32>]) -> u64 {
 fn digest_of<A: AutodiffBackend>(
     group: &Arc<dyn ProcessGroup>,
     stage: Stage,
-) -> Result<u64, ZeroError> {
-    let run = begin::<A>(group.clone(), stage)?;
-    Ok(digest(&parameters(&(0..STEPS).fold(run, step::<A>).model)))
+) -> Result<u64, UpdateError> {
+    let (run, _) = build::<A>(group.clone(), stage)?;
+    Ok(digest(&parameters(&steps(&**group, run, STEPS).model)))
 }
 
 /// What training in each stage gives, in f32 and under bf16 autocast.
-pub fn digests(group: &Arc<dyn ProcessGroup>) -> Result<Vec<String>, ZeroError> {
+pub fn digests(group: &Arc<dyn ProcessGroup>) -> Result<Vec<String>, UpdateError> {
     let mut found = Vec::new();
     for stage in STAGES {
         let (full, low) = (
@@ -121,11 +116,12 @@ pub fn save_until_killed(group: MpiGroup, arguments: &str) {
     let after = Duration::from_micros(arguments[1].parse().unwrap());
     let dir = Path::new(arguments[2]);
     let rank = group.rank();
-    let (run, recorder) = build::<B>(Arc::new(group), Stage::Gradients).unwrap();
+    let group: Arc<dyn ProcessGroup> = Arc::new(group);
+    let (run, recorder) = build::<B>(group.clone(), Stage::Gradients).unwrap();
     let (mut run, found) = recorder.load::<B, _, _, _>(dir, None, run).unwrap();
     let first = found.map_or(0, |state| state.step);
     for at in first.. {
-        run = step(run, at as usize);
+        run = step(&*group, run, at as usize);
         let state = TrainingState::at_step(at + 1);
         let saved = recorder.save::<B, _, _, _>(dir, run.by_ref(), state, Keep::default());
         if let Err(error) = saved {
@@ -148,14 +144,15 @@ pub fn save_until_killed(group: MpiGroup, arguments: &str) {
 /// another.
 pub fn carry(group: MpiGroup, arguments: &str) {
     let (from, to) = arguments.split_once(' ').unwrap();
-    let (run, recorder) = build::<B>(Arc::new(group), Stage::Gradients).unwrap();
+    let group: Arc<dyn ProcessGroup> = Arc::new(group);
+    let (run, recorder) = build::<B>(group.clone(), Stage::Gradients).unwrap();
     let resumed = recorder
         .load::<B, _, _, _>(Path::new(from), None, run)
         .unwrap();
     let (run, state) = match resumed {
         (run, Some(state)) => (run, state),
         (run, None) => (
-            (0..STEPS).fold(run, step),
+            steps(&*group, run, STEPS),
             TrainingState::at_step(STEPS as u64),
         ),
     };
@@ -173,7 +170,8 @@ pub struct Found {
 
 pub fn loaded(dir: &Path) -> Found {
     let load = || -> Result<Found, RecordError> {
-        let (run, recorder) = build::<B>(Arc::new(SingleRank::new()), Stage::Gradients)?;
+        let alone = Arc::new(SingleRank::new());
+        let (run, recorder) = build::<B>(alone, Stage::Gradients).expect("one rank");
         let (run, state) = recorder.load::<B, _, _, _>(dir, None, run)?;
         Ok(Found {
             step: state.expect("there is a record").step,
@@ -184,10 +182,10 @@ pub fn loaded(dir: &Path) -> Found {
 }
 
 /// What as many threads have after so many steps.
-pub fn weights_after(ranks: usize, steps: u64) -> Vec<Vec<f32>> {
+pub fn weights_after(ranks: usize, number: u64) -> Vec<Vec<f32>> {
     on_ranks(ranks, |group| {
-        let (run, _) = build::<B>(group, Stage::Gradients)?;
-        Ok(parameters(&(0..steps as usize).fold(run, step).model))
+        let (run, _) = build::<B>(group.clone(), Stage::Gradients)?;
+        Ok(parameters(&steps(&*group, run, number as usize).model))
     })
 }
 
@@ -228,13 +226,13 @@ fn killed_in_the_second_step<A: AutodiffBackend>(group: MpiGroup, stage: Stage) 
         inner: group,
         jobs: AtomicUsize::new(usize::MAX),
     });
-    let mut run = begin::<A>(group.clone(), stage).unwrap();
+    let (mut run, _) = build::<A>(group.clone(), stage).unwrap();
     let buckets = parameters(&run.model).iter().map(Vec::len).sum::<usize>() / 40;
     for at in 0..3 {
         if at == 1 {
             group.jobs.store(buckets / 2, Ordering::Relaxed);
         }
-        run = step(run, at);
+        run = step(&*group, run, at);
         println!("step {} of rank {rank}", at + 1);
     }
 }
@@ -245,13 +243,14 @@ pub fn differs(group: MpiGroup) {
     let member: Arc<dyn ProcessGroup> = Arc::new(group.clone());
     let adam = AdamWConfig::new().init();
     let sharding = small_buckets(Stage::Gradients);
-    let mut optimizer = ZeroOptimizer::new(adam, member, sharding).unwrap();
-    let net = Net::new(&Default::default());
-    let mut model = optimizer.prepare::<B, _>(net).unwrap();
+    let mut update = over_ranks(adam, member, sharding).unwrap();
+    let net = Net::<B>::new(&Default::default());
+    let mut model = update.prepare(net).unwrap();
     for iteration in 0..6 {
         let lr = if second && iteration == 3 { 0.1 } else { 0.05 };
         let loss = model.loss(batch(iteration, group.rank(), 2));
-        let gradients = GradientsParams::from_grads(loss.backward(), &model);
-        model = optimizer.step(lr, model, gradients);
+        let gradients = update.backward(&model, loss);
+        let updated = update.step(lr, model, gradients);
+        model = updated.unwrap_or_else(|error| panic!("{error}"));
     }
 }

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer, SgdConfig};
+use burn::optim::{AdamWConfig, SgdConfig};
 use burn::tensor::backend::AutodiffBackend;
 use burn_accum::{AccumConfig, Accumulation, ClipGlobalNorm, ClipNorm, MultiSteps};
 use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
-use burn_update::Update;
-use burn_zero::{ProcessGroup, ReduceOverRanks, Stage, ZeroError, ZeroOptimizer, ZeroSettings};
+use burn_update::{Update, UpdateError};
+use burn_zero::{ProcessGroup, ReduceOverRanks, Stage, ZeroSettings};
 
 use super::support::*;
 
@@ -203,15 +203,15 @@ fn ranks_that_do_not_skip_alike_are_told() {
         let rank = group.rank();
         let group: Arc<dyn ProcessGroup> = Arc::new(group);
         let sharding = ZeroSettings::stage(Stage::OptimizerState);
-        let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group.clone(), sharding)?;
-        let model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
-        let gradients =
-            GradientsParams::from_grads(model.loss(batch(0, rank, 2)).backward(), &model);
+        let mut update = over_ranks(AdamWConfig::new().init(), group.clone(), sharding)?;
+        let model = update.prepare(Net::<B>::new(&Default::default()))?;
+        let gradients = update.backward(&model, model.loss(batch(0, rank, 2)));
         if rank == 0 {
-            let _ = optimizer.step(0.05, model, gradients);
+            let stepped = update.step(0.05, model, gradients);
+            drop(stepped.unwrap_or_else(|error| panic!("{error}")));
             return Ok(());
         }
-        Ok::<_, ZeroError>(group.barrier("the end")?)
+        Ok::<_, UpdateError>(group.barrier("the end")?)
     });
     let error = results.unwrap_err().to_string();
     assert!(

@@ -2,17 +2,17 @@
 
 use burn::module::Param;
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsParams, MuonConfig, Optimizer};
+use burn::optim::{AdamWConfig, GradientsParams, MuonConfig};
 use burn::prelude::*;
 use burn::record::{FullPrecisionSettings, Record};
 use burn::tensor::FloatDType;
 use burn::tensor::backend::AutodiffBackend;
-use burn_accum::{AccumConfig, MultiSteps};
+use burn_accum::AccumConfig;
 use burn_ranks::shard::Parameter;
 use burn_ranks::{BufferDtype, Sent};
 use burn_zero::{
-    BatchConfig, Estimate, ModelStates, Partition, ShardMap, Stage, ZeroConfig, ZeroOptimizer,
-    ZeroSettings, estimate,
+    BatchConfig, Estimate, ModelStates, Partition, ShardMap, Stage, ZeroConfig, ZeroSettings,
+    estimate,
 };
 use ciborium::Value;
 
@@ -25,7 +25,7 @@ const UPDATES: u64 = 3;
 const LAYERS: [(usize, usize); 3] = [(37, 41), (41, 53), (53, 29)];
 
 /// Bytes of all tensors in an optimizer's record.
-fn tensor_bytes<R: Record<B>>(record: R) -> u64 {
+pub fn tensor_bytes<R: Record<B>>(record: R) -> u64 {
     // Only elements of tensors are bytes in such a tree.
     fn count(value: &Value) -> u64 {
         match value {
@@ -62,31 +62,30 @@ fn train(config: &ZeroConfig, world_size: usize) -> Vec<Found> {
     let steps = config.batch.gradient_accumulation_steps.unwrap();
     on_each_rank(world_size, |group| {
         let adam = AdamWConfig::new().init();
-        let mut zero = ZeroOptimizer::new(adam, group.clone(), config.settings()).unwrap();
+        let (update, reduction) = reduced(adam, group.clone(), config.settings()).unwrap();
+        let windows = AccumConfig::mean(steps as usize);
+        let mut update = update.accumulate(windows).unwrap();
         let model = LAYERS.map(|(i, o)| LinearConfig::new(i, o).init(&Default::default()));
-        let mut model: Wide = zero.prepare::<B, _>(model.to_vec()).unwrap();
+        let mut model: Wide = update.prepare(model.to_vec()).unwrap();
         let before = group.traffic().of_tensors();
-        let mut optimizer = MultiSteps::new(zero, AccumConfig::mean(steps as usize)).unwrap();
         let mut gradient_bytes = 0;
         for _ in 0..UPDATES * steps {
             let x = Tensor::<B, 2>::ones([2, 37], &Default::default());
             let y = model.iter().fold(x, |x, layer| layer.forward(x).tanh());
             let gradients = GradientsParams::from_grads(y.sum().backward(), &model);
             gradient_bytes = held(&gradients, &model);
-            model = optimizer.step(0.05, model, gradients);
+            model = update.step(0.05, model, gradients).unwrap();
         }
         let after = group.traffic().of_tensors();
-        let zero = optimizer.inner();
-        let record = Optimizer::<Wide, B>::to_record(zero);
         Found {
             sent: Sent {
                 elements: (after.elements - before.elements) / UPDATES,
                 data_bytes: (after.data_bytes - before.data_bytes) / UPDATES,
                 ..Sent::default()
             },
-            state_bytes: tensor_bytes(record),
+            state_bytes: tensor_bytes(update.record()),
             gradient_bytes,
-            peak_gradient_bytes: zero.peak_gradient_bytes(),
+            peak_gradient_bytes: reduction.peak_gradient_bytes(),
         }
     })
 }
@@ -183,17 +182,17 @@ fn no_rank_ever_holds_all_gradients() {
         assert!(most * 5 / 4 < whole, "{most} would not tell");
         let peaks = on_each_rank(world_size, |group| {
             let adam = AdamWConfig::new().init();
-            let mut zero = ZeroOptimizer::new(adam, group, config.settings()).unwrap();
+            let (mut update, reduction) = reduced(adam, group, config.settings()).unwrap();
             let layer = LinearConfig::new(WIDTH, WIDTH).with_bias(false);
             let layers = (0..COUNT).map(|_| layer.init(&Default::default()));
-            let mut model: Wide = zero.prepare::<B, _>(layers.collect()).unwrap();
+            let mut model: Wide = update.prepare(layers.collect()).unwrap();
             for _ in 0..2 {
                 let x = Tensor::<B, 2>::ones([2, WIDTH], &Default::default());
                 let y = model.iter().fold(x, |x, layer| layer.forward(x).tanh());
                 let gradients = GradientsParams::from_grads(y.sum().backward(), &model);
-                model = zero.step(0.05, model, gradients);
+                model = update.step(0.05, model, gradients).unwrap();
             }
-            zero.peak_gradient_bytes()
+            reduction.peak_gradient_bytes()
         });
         for peak in peaks {
             assert!(peak <= most, "{world_size} ranks: {peak}, not {most}");
@@ -222,15 +221,15 @@ fn low_precision_parameters_are_sent_as_they_are() {
             close(&what, said, 4.0 * others);
             let found = on_each_rank(world_size, |group| {
                 let adam = AdamWConfig::new().with_epsilon(1e-3).init();
-                let mut zero = ZeroOptimizer::new(adam, group.clone(), config.settings()).unwrap();
+                let mut update = over_ranks(adam, group.clone(), config.settings()).unwrap();
                 let model = LAYERS.map(|(i, o)| low(LinearConfig::new(i, o)));
-                let model: Wide = zero.prepare::<B, _>(model.to_vec()).unwrap();
+                let model: Wide = update.prepare(model.to_vec()).unwrap();
                 let before = group.traffic().of_tensors();
                 let x = Tensor::<B, 2>::ones([2, 37], &Default::default());
                 let x = x.cast(FloatDType::BF16);
                 let y = model.iter().fold(x, |x, layer| layer.forward(x).tanh());
                 let gradients = GradientsParams::from_grads(y.sum().backward(), &model);
-                let _ = zero.step(0.05, model, gradients);
+                update.step(0.05, model, gradients).unwrap();
                 group.traffic().of_tensors().data_bytes - before.data_bytes
             });
             for found in found {
@@ -265,21 +264,19 @@ fn whole_parameters_have_the_bytes_of_their_map() {
         };
         let found = on_each_rank(world_size, |group| {
             let muon = MuonConfig::new().init();
-            let mut optimizer = ZeroOptimizer::new(muon, group.clone(), sharding.clone()).unwrap();
+            let mut update = over_ranks(muon, group.clone(), sharding.clone()).unwrap();
             let layer = |(i, o)| {
                 LinearConfig::new(i, o)
                     .with_bias(false)
                     .init(&Default::default())
             };
-            let model: Wide = optimizer
-                .prepare::<B, _>(LAYERS.map(layer).to_vec())
-                .unwrap();
+            let model: Wide = update.prepare(LAYERS.map(layer).to_vec()).unwrap();
             let before = group.traffic().of_tensors();
             let x = Tensor::<B, 2>::ones([2, 37], &Default::default());
             let y = model.iter().fold(x, |x, layer| layer.forward(x).tanh());
             let gradients = GradientsParams::from_grads(y.sum().backward(), &model);
-            let _ = optimizer.step(0.05, model, gradients);
-            let state = tensor_bytes(Optimizer::<Wide, B>::to_record(&optimizer));
+            update.step(0.05, model, gradients).unwrap();
+            let state = tensor_bytes(update.record());
             (
                 group.traffic().of_tensors().data_bytes - before.data_bytes,
                 state,

@@ -11,15 +11,17 @@ use burn::tensor::{DType, backend::AutodiffBackend};
 use burn_flex::Flex;
 use burn_ranks::BufferDtype;
 use burn_store::{ModuleSnapshot, SafetensorsStore};
+use burn_update::Update;
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
-    SingleRank, Training, ZeroError, ZeroOptimizer, consolidate, consolidate_as,
+    RankReduction, ReduceOverRanks, SingleRank, Training, ZeroError, consolidate, consolidate_as,
     offload_parameters, read_on_use,
 };
 use tempfile::tempdir;
 
 use crate::support::{
-    B, Plain, WITH_PARAMETERS, distance, on_each_rank, on_ranks, parameters, small_buckets,
+    B, Plain, WITH_PARAMETERS, distance, on_each_rank, on_ranks, over_ranks, parameters,
+    small_buckets,
 };
 
 const INPUTS: usize = 4;
@@ -69,10 +71,10 @@ fn they_are_trained_as_weights_of_rows_are() {
             for made in [lazy, used, offloaded] {
                 let (start, end) = on_ranks(ranks, |group| {
                     let adam = AdamWConfig::new().init();
-                    let mut zero = ZeroOptimizer::new(adam, group, small_buckets(stage))?;
-                    let model = zero.prepare::<B, _>(made()?)?;
+                    let mut update = over_ranks(adam, group, small_buckets(stage))?;
+                    let model = update.prepare(made()?)?;
                     let start = parameters(&model);
-                    Ok((start, parameters(&train(model, zero))))
+                    Ok((start, parameters(&train(model, update))))
                 });
                 let expected = train(rows(&start, OUTPUTS), AdamWConfig::new().init());
                 let apart = distance(&end, &parameters(&expected));
@@ -86,8 +88,8 @@ fn they_are_trained_as_weights_of_rows_are() {
 fn frozen_they_stay_frozen() {
     for stage in WITH_PARAMETERS {
         let (adam, one) = (AdamWConfig::new().init(), Arc::new(SingleRank::new()));
-        let mut zero = ZeroOptimizer::new(adam, one, small_buckets(stage)).unwrap();
-        let model = zero.prepare::<B, _>(columns(OUTPUTS).no_grad());
+        let mut update = over_ranks(adam, one, small_buckets(stage)).unwrap();
+        let model = update.prepare(columns::<B>(OUTPUTS).no_grad());
         assert!(!model.unwrap().weight.is_require_grad(), "{stage}");
     }
 }
@@ -99,13 +101,14 @@ fn consolidated_they_are_as_burns_stores_write_them() {
         for stage in WITH_PARAMETERS {
             let dir = tempdir().unwrap();
             let saved = on_each_rank(2, |group| {
-                let adam = AdamWConfig::new().init();
-                let mut optimizer = ZeroOptimizer::new(adam, group, small_buckets(stage)).unwrap();
-                let model = optimizer.prepare::<B, _>(columns(outputs)).unwrap();
-                let recorder = optimizer.recorder().unwrap();
+                let reduction = RankReduction::new(small_buckets(stage), group).unwrap();
+                let update = Update::new(AdamWConfig::new().init()).reduce_by(&reduction);
+                let mut update = update.unwrap();
+                let model = update.prepare(columns::<B>(outputs)).unwrap();
+                let recorder = reduction.recorder().unwrap();
                 let run = Training {
                     model,
-                    optimizer,
+                    optimizer: update,
                     scheduler: 0.05,
                 };
                 let (dir, state) = (dir.path(), TrainingState::at_step(0));
@@ -123,8 +126,8 @@ fn consolidated_they_are_as_burns_stores_write_them() {
 
             let read = read_on_use::<B, _>(columns(outputs), &file).unwrap();
             let (adam, one) = (AdamWConfig::new().init(), Arc::new(SingleRank::new()));
-            let mut zero = ZeroOptimizer::new(adam, one, small_buckets(stage)).unwrap();
-            let read = zero.prepare::<B, _>(read).unwrap();
+            let mut update = over_ranks(adam, one, small_buckets(stage)).unwrap();
+            let read = update.prepare(read).unwrap();
             assert!(read.weight.is_require_grad(), "{stage}");
             read.weight.val().into_data().assert_eq(&saved[0], true);
 

@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use burn::lr_scheduler::LrScheduler;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::optim::AdamWConfig;
 use burn::tensor::backend::AutodiffBackend;
-use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
+use burn_amp::{Autocast, F16, GradScalerConfig};
+use burn_update::Update;
 use burn_zero::record::{Keep, TrainingState};
-use burn_zero::{ProcessGroup, RecordError, Stage, Training, ZeroOptimizer};
+use burn_zero::{ProcessGroup, RankReduction, RecordError, ReduceOverRanks, Stage, Training};
 use tempfile::tempdir;
 
 use super::support::*;
@@ -52,19 +53,19 @@ fn session<A: AutodiffBackend>(
     overflows: &BTreeMap<u64, usize>,
 ) -> Result<Vec<Vec<f32>>, RecordError> {
     let (rank, ranks) = (group.rank(), group.world_size());
-    let adam = AdamWConfig::new().init();
-    let mut zero = ZeroOptimizer::new(adam, group, small_buckets(Stage::Gradients))?;
-    let model = zero.prepare::<A, _>(Net::new(&Default::default()))?;
-    let recorder = zero.recorder()?;
+    let reduction = RankReduction::new(small_buckets(Stage::Gradients), group)?;
     let config = GradScalerConfig {
         init_scale: 1024.0,
         growth_interval: 12,
         ..GradScalerConfig::default()
     };
-    let scaler = GradScaler::new(config).unwrap();
+    let update = Update::new(AdamWConfig::new().init()).reduce_by(&reduction);
+    let mut update = update.unwrap().scale(config).unwrap();
+    let model = update.prepare(Net::<A>::new(&Default::default())).unwrap();
+    let recorder = reduction.recorder()?;
     let run = Training {
         model,
-        optimizer: scaler.wrap(zero),
+        optimizer: update,
         scheduler: CosineAnnealingLrSchedulerConfig::new(0.02, STEPS as usize)
             .init()
             .unwrap(),
@@ -76,10 +77,11 @@ fn session<A: AutodiffBackend>(
         if overflows.get(&step) == Some(&rank) {
             loss = loss * f32::INFINITY;
         }
-        let gradients = GradientsParams::from_grads(loss.backward(), &run.model);
-        run.model = run
+        let gradients = run.optimizer.backward(&run.model, loss);
+        let updated = run
             .optimizer
             .step(run.scheduler.step(), run.model, gradients);
+        run.model = updated.unwrap();
         let done = step + 1;
         if done % SAVE_EVERY == 0 {
             let state = TrainingState::at_step(done);
@@ -122,7 +124,10 @@ fn the_end_is_that_of_the_uninterrupted_run() {
     let (ours, theirs) = (contents(straight.path()), contents(interrupted.path()));
     assert_eq!(ours.1, theirs.1);
     assert!(ours.0 == theirs.0, "moments differ");
-    let skipped = ours.1.optimizer.pointer("/loss_scaler/counters/skipped");
+    let skipped = ours
+        .1
+        .optimizer
+        .pointer("/parts/scale/values/skipped/Integer");
     let skipped = skipped.and_then(serde_json::Value::as_u64).unwrap();
     // The scale grows until the model itself overflows, too.
     assert!(skipped >= overflows.len() as u64, "{skipped}");

@@ -1,14 +1,14 @@
-//! Layers around the sharded optimizer and inside of it.
+//! Parts of an update around the reduction and inside of it.
 
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer};
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor};
-use burn_accum::{AccumConfig, ClipGlobalNorm, MultiSteps, flush};
+use burn_accum::{AccumConfig, Accumulation, ClipNorm, MultiSteps};
 use burn_amp::{GradScaler, GradScalerConfig};
 use burn_ranks::{BufferDtype, ReduceOp};
-use burn_zero::{ParameterShards, Stage, ZeroOptimizer, ZeroOptimizerError, ZeroSettings};
+use burn_update::{Update, UpdateError};
+use burn_zero::{ParameterShards, ReduceOverRanks, Stage, ZeroSettings};
 
 use super::support::*;
 
@@ -24,17 +24,17 @@ fn in_f16(stage: Stage) -> ZeroSettings {
 fn train_in_f16(stage: Stage, steps: &[usize], large: usize) -> (u64, f32, Vec<Vec<f32>>) {
     on_ranks(2, |group| {
         let rank = group.rank();
-        let mut zero = ZeroOptimizer::new(AdamWConfig::new().init(), group, in_f16(stage))?;
-        let mut model = zero.prepare::<B, _>(Net::new(&Default::default()))?;
         let scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
-        let mut optimizer = scaler.wrap(zero);
+        let update = over_ranks(AdamWConfig::new().init(), group, in_f16(stage))?;
+        let mut update = update.scale(scaler.clone())?;
+        let mut model = update.prepare(Net::<B>::new(&Default::default()))?;
         for &step in steps {
             let mut loss = model.loss(batch(step, rank, 2));
             if step == large {
                 loss = loss * 1e9;
             }
-            let gradients = GradientsParams::from_grads(loss.backward(), &model);
-            model = optimizer.step(0.05, model, gradients);
+            let gradients = update.backward(&model, loss);
+            model = update.step(0.05, model, gradients)?;
         }
         Ok((scaler.skipped_steps(), scaler.scale(), parameters(&model)))
     })
@@ -57,22 +57,25 @@ fn a_gradient_that_overflows_when_it_is_sent_skips_the_step_in_every_stage() {
 
 /// As [`train_in_f16`] with one step and a large gradient, which `of_rank` gives to a rank or not:
 /// all ranks skip it.
-fn assert_skipped<O: Optimizer<Net<B>, B>>(
+fn assert_skipped(
     stage: Stage,
-    layer: impl Fn(ZeroOptimizer<OptimizerAdaptor<AdamW, ParameterShards<B>, B>>) -> O + Sync,
+    window: Option<usize>,
     of_rank: impl Fn(usize, GradientsParams) -> GradientsParams + Sync,
 ) {
     let skipped = on_ranks(2, |group| {
         let rank = group.rank();
-        let mut zero = ZeroOptimizer::new(AdamWConfig::new().init(), group, in_f16(stage))?;
-        let mut model = zero.prepare::<B, _>(Net::new(&Default::default()))?;
-        let before = parameters(&model);
         let scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
-        let mut optimizer = scaler.wrap(layer(zero));
+        let update = over_ranks(AdamWConfig::new().init(), group, in_f16(stage))?;
+        let mut update = update.scale(scaler.clone())?;
+        if let Some(window) = window {
+            update = update.accumulate(AccumConfig::mean(window))?;
+        }
+        let mut model = update.prepare(Net::<B>::new(&Default::default()))?;
+        let before = parameters(&model);
         let loss = model.loss(batch(0, rank, 2)) * 1e9;
-        let gradients = GradientsParams::from_grads(loss.backward(), &model);
-        model = optimizer.step(0.05, model, of_rank(rank, gradients));
-        model = flush(|nothing| optimizer.step(0.05, model, nothing));
+        let gradients = update.backward(&model, loss);
+        model = update.step(0.05, model, of_rank(rank, gradients))?;
+        model = update.flush(0.05, model)?;
         assert_eq!(parameters(&model), before, "{stage}");
         Ok(scaler.skipped_steps())
     });
@@ -82,25 +85,17 @@ fn assert_skipped<O: Optimizer<Net<B>, B>>(
 #[test]
 fn a_rank_without_gradients_skips_what_overflows_on_others() {
     for stage in [Stage::DataParallel, Stage::OptimizerState] {
-        assert_skipped(
-            stage,
-            |zero| zero,
-            |rank, gradients| match rank {
-                0 => gradients,
-                _ => GradientsParams::new(),
-            },
-        );
+        assert_skipped(stage, None, |rank, gradients| match rank {
+            0 => gradients,
+            _ => GradientsParams::new(),
+        });
     }
 }
 
 #[test]
 fn a_window_that_overflows_when_it_is_flushed_is_skipped() {
     for stage in [Stage::DataParallel, Stage::OptimizerState] {
-        assert_skipped(
-            stage,
-            |zero| MultiSteps::new(zero, AccumConfig::mean(4)).unwrap(),
-            |_, gradients| gradients,
-        );
+        assert_skipped(stage, Some(4), |_, gradients| gradients);
     }
 }
 
@@ -110,17 +105,17 @@ fn a_window_that_is_left_out_counts_as_skipped() {
     for stage in [Stage::DataParallel, Stage::OptimizerState] {
         let counts = on_ranks(2, |group| {
             let rank = group.rank();
-            let mut zero = ZeroOptimizer::new(AdamWConfig::new().init(), group, in_f16(stage))?;
-            let mut model = zero.prepare::<B, _>(Net::new(&Default::default()))?;
-            let scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
-            let windows = MultiSteps::new(zero, AccumConfig::mean(2)).unwrap();
+            let windows = Accumulation::new(AccumConfig::mean(2)).unwrap();
             let counter = windows.updates();
-            let mut optimizer = scaler.wrap(windows);
+            let mut update = over_ranks(AdamWConfig::new().init(), group, in_f16(stage))?
+                .accumulate(windows)?
+                .scale(GradScalerConfig::default())?;
+            let mut model = update.prepare(Net::<B>::new(&Default::default()))?;
             let mut counts = Vec::new();
             for (step, weight) in [1e9, 1e9, 1.0, 1.0].into_iter().enumerate() {
                 let loss = model.loss(batch(step, rank, 2)) * weight;
-                let gradients = GradientsParams::from_grads(loss.backward(), &model);
-                model = optimizer.step(0.05, model, gradients);
+                let gradients = update.backward(&model, loss);
+                model = update.step(0.05, model, gradients)?;
                 counts.push((counter.updates(), counter.skipped_updates()));
             }
             Ok(counts)
@@ -129,10 +124,10 @@ fn a_window_that_is_left_out_counts_as_skipped() {
     }
 }
 
-fn refused(optimizer: impl Optimizer<ParameterShards<B>, B>) -> Option<burn_zero::ZeroError> {
+fn refused(optimizer: impl Optimizer<ParameterShards<B>, B> + 'static) -> Option<UpdateError> {
     let group = std::sync::Arc::new(burn_zero::SingleRank::new());
-    let mut zero = ZeroOptimizer::new(optimizer, group, ZeroSettings::default()).unwrap();
-    zero.prepare::<B, _>(Net::new(&Default::default())).err()
+    let mut update = over_ranks(optimizer, group, ZeroSettings::default()).unwrap();
+    update.prepare(Net::<B>::new(&Default::default())).err()
 }
 
 #[test]
@@ -142,14 +137,15 @@ fn layers_that_belong_outside_are_refused_inside_and_take_no_step() {
     let multi = || MultiSteps::new(adam(), AccumConfig::mean(2)).unwrap();
     let window = multi();
     let counter = window.updates();
-    for (error, layer) in [
-        (refused(window), "accumulation"),
-        (refused(scaler.wrap(adam())), "loss scaler"),
-        (refused(scaler.wrap(multi())), "loss scaler"),
+    for (error, expected) in [
+        (refused(window), "accumulates gradients"),
+        (refused(scaler.wrap(adam())), "scales losses"),
+        (refused(scaler.wrap(multi())), "scales losses"),
     ] {
         let error = error.expect("it is refused");
-        let order = burn_zero::ZeroError::Optimizer(ZeroOptimizerError::LayerInside { layer });
-        assert_eq!(error, order);
+        let is_expected =
+            matches!(&error, UpdateError::WrapperInside { what, .. } if *what == expected);
+        assert!(is_expected, "{error}");
     }
     assert_eq!(
         (
@@ -165,15 +161,16 @@ fn layers_that_belong_outside_are_refused_inside_and_take_no_step() {
 fn a_norm_is_provided_in_steps_only() {
     for world_size in [1, 2] {
         on_ranks(world_size, |group| {
-            let clip = ClipGlobalNorm::new(AdamWConfig::new().init(), 1.0).unwrap();
-            let (norm, provided) = (clip.norm(), clip.norm());
-            let zero = ZeroOptimizer::new(clip, group, ZeroSettings::default())?;
-            let mut zero = zero.with_norm(move |value| provided.provide(value));
-            let model = zero.prepare::<B, _>(Net::new(&Default::default()))?;
+            let clip = ClipNorm::new(1.0).unwrap();
+            let norm = clip.norm();
+            let mut update = Update::new(AdamWConfig::new().init())
+                .clip(clip)?
+                .reduce(ZeroSettings::default(), group)?;
+            let model = update.prepare(Net::<B>::new(&Default::default()))?;
             assert_eq!(norm.last(), None, "before the first update");
             let loss = model.loss(batch(0, 0, 1));
-            let gradients = GradientsParams::from_grads(loss.backward(), &model);
-            zero.step(0.05, model, gradients);
+            let gradients = update.backward(&model, loss);
+            update.step(0.05, model, gradients)?;
             assert!(norm.last().is_some_and(|norm| norm > 0.0));
             Ok(())
         });
@@ -186,8 +183,8 @@ fn a_backward_pass_of_another_model_may_come_before_the_step() {
         on_ranks(2, |group| {
             let rank = group.rank();
             let adam = AdamWConfig::new().init();
-            let mut optimizer = ZeroOptimizer::new(adam, group, small_buckets(stage))?;
-            let mut model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
+            let mut update = over_ranks(adam, group, small_buckets(stage))?;
+            let mut model = update.prepare(Net::<B>::new(&Default::default()))?;
             let other = LinearConfig::new(7, 2).init::<B>(&Default::default());
             for step in 0..3 {
                 let loss = model.loss(batch(step, rank, 2));
@@ -195,7 +192,7 @@ fn a_backward_pass_of_another_model_may_come_before_the_step() {
                 if another {
                     other.forward(batch(step, rank, 2)).mean().backward();
                 }
-                model = optimizer.step(0.05, model, gradients);
+                model = update.step(0.05, model, gradients)?;
             }
             Ok(parameters(&model))
         })
@@ -213,12 +210,12 @@ fn so_is_a_sum_that_overflows_in_the_type_of_the_parameter() {
             reduction: ReduceOp::Sum,
             ..small_buckets(Stage::Gradients)
         };
-        let mut zero = ZeroOptimizer::new(AdamWConfig::new().init(), group, settings)?;
+        let mut update = over_ranks(AdamWConfig::new().init(), group, settings)?;
         let linear = LinearConfig::new(2, 8).with_bias(false);
         let mut model: Linear<B> = linear.init(&Default::default());
         let low = |weight: Tensor<B, 2>| weight.cast(DType::F16).detach();
         model.weight = model.weight.map(|weight| low(weight).require_grad());
-        let model = zero.prepare::<B, _>(model)?;
+        let model = update.prepare(model)?;
         let loss = model.weight.val().slice([0..1, 0..1]).sum() * 4e4;
         let gradients = GradientsParams::from_grads(loss.backward(), &model);
         let own = gradients.get::<_, 2>(model.weight.id);

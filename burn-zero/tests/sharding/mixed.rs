@@ -9,9 +9,7 @@ use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
 use burn::tensor::backend::AutodiffBackend;
 use burn_accum::{AccumConfig, MultiSteps};
 use burn_amp::{Autocast, Bf16};
-use burn_zero::{
-    ParameterShards, Partition, ProcessGroup, SingleRank, Stage, ZeroOptimizer, ZeroSettings,
-};
+use burn_zero::{ParameterShards, Partition, ProcessGroup, SingleRank, Stage, ZeroSettings};
 
 use super::support::*;
 
@@ -39,25 +37,28 @@ fn moved(parameters: &[Vec<f32>]) -> Vec<Vec<f32>> {
 fn train<A, O>(group: Arc<dyn ProcessGroup>, stage: Stage, optimizer: O) -> Vec<Vec<f32>>
 where
     A: AutodiffBackend,
-    O: Optimizer<ParameterShards<A>, A>,
+    O: Optimizer<ParameterShards<A>, A> + 'static,
 {
     let (rank, ranks) = (group.rank(), group.world_size());
-    let mut optimizer = ZeroOptimizer::new(optimizer, group, small_buckets(stage)).unwrap();
+    let mut update = over_ranks(optimizer, group, small_buckets(stage)).unwrap();
     let net = Net::<A>::new(&Default::default());
-    let mut model = optimizer.prepare::<A, _>(net).unwrap();
+    let mut model = update.prepare(net).unwrap();
     for step in 0..STEPS {
-        let loss = model.loss(batch(step, rank, ranks));
-        let gradients = GradientsParams::from_grads(loss.backward(), &model);
-        model = optimizer.step(0.05, model, gradients);
+        let gradients = update.backward(&model, model.loss(batch(step, rank, ranks)));
+        model = update.step(0.05, model, gradients).unwrap();
     }
     moved(&parameters(&model))
 }
 
-fn alone<A: AutodiffBackend, O: Optimizer<ParameterShards<A>, A>>(optimizer: O) -> Vec<Vec<f32>> {
+fn alone<A, O>(optimizer: O) -> Vec<Vec<f32>>
+where
+    A: AutodiffBackend,
+    O: Optimizer<ParameterShards<A>, A> + 'static,
+{
     train::<A, O>(Arc::new(SingleRank::new()), Stage::Gradients, optimizer)
 }
 
-fn assert_parity<O: Optimizer<ParameterShards<Mixed>, Mixed>>(
+fn assert_parity<O: Optimizer<ParameterShards<Mixed>, Mixed> + 'static>(
     expected: &[Vec<f32>],
     optimizer: impl Fn() -> O + Sync,
 ) {
@@ -154,11 +155,11 @@ fn gradients_from_the_host_are_gradients() {
                 partition: Partition::Whole,
                 ..small_buckets(stage)
             };
-            let mut optimizer = ZeroOptimizer::new(MuonConfig::new().init(), group, settings)?;
-            let mut model = optimizer.prepare(Matrices::new())?;
+            let mut update = over_ranks(MuonConfig::new().init(), group, settings)?;
+            let mut model = update.prepare(Matrices::new())?;
             for step in 0..STEPS {
                 let gradients = model.gradients(step);
-                model = optimizer.step(0.05, model, gradients);
+                model = update.step(0.05, model, gradients)?;
             }
             Ok(parameters(&model))
         })

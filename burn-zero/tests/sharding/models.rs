@@ -1,6 +1,5 @@
 //! Models and gradients that do not fit: what is said, before anything is sent.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use burn::module::{AutodiffModule, Module, Param, ParamId};
@@ -9,9 +8,7 @@ use burn::optim::{AdamWConfig, GradientsParams, Optimizer, SgdConfig};
 use burn::prelude::*;
 use burn::tensor::FloatDType;
 use burn::tensor::TensorData;
-use burn_zero::{
-    Partition, SingleRank, Stage, ZeroError, ZeroOptimizer, ZeroOptimizerError, ZeroSettings,
-};
+use burn_zero::{Partition, SingleRank, Stage, ZeroOptimizerError, ZeroSettings};
 
 use super::support::*;
 
@@ -56,11 +53,11 @@ fn whole_parameters_of_as_many_dimensions_as_burns_optimizers_take() {
         plain = optimizer.step(0.05, plain, gradients);
     }
     let sharded = on_ranks(2, |group| {
-        let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group, whole())?;
-        let mut model = optimizer.prepare::<B, _>(Block::<B, 8>::new())?;
+        let mut update = over_ranks(AdamWConfig::new().init(), group, whole())?;
+        let mut model = update.prepare(Block::<B, 8>::new())?;
         for _ in 0..2 {
             let gradients = model.gradients();
-            model = optimizer.step(0.05, model, gradients);
+            model = update.step(0.05, model, gradients)?;
         }
         Ok(parameters(&model))
     });
@@ -70,12 +67,11 @@ fn whole_parameters_of_as_many_dimensions_as_burns_optimizers_take() {
 #[test]
 fn more_dimensions_are_refused_before_the_first_step() {
     let error = on_ranks(2, |group| {
-        let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group, whole())?;
-        Ok(optimizer.prepare::<B, _>(Block::<B, 9>::new()).err())
+        let mut update = over_ranks(AdamWConfig::new().init(), group, whole())?;
+        let refused = update.prepare(Block::<B, 9>::new()).err();
+        Ok(refused.as_ref().and_then(refused_by_reduction).cloned())
     });
-    let Some(ZeroError::Optimizer(ZeroOptimizerError::TooManyDimensions { path, dimensions })) =
-        error
-    else {
+    let Some(ZeroOptimizerError::TooManyDimensions { path, dimensions }) = error else {
         panic!("{error:?}")
     };
     assert_eq!((path.as_str(), dimensions), ("weight", 9));
@@ -88,11 +84,11 @@ fn a_type_that_ranks_do_not_exchange_is_refused() {
         let doubled = model.weight.val().cast(FloatDType::F64).detach();
         model.weight = Param::from_tensor(doubled);
         let sgd = SgdConfig::new().init();
-        let mut optimizer = ZeroOptimizer::new(sgd, group, ZeroSettings::default())?;
-        Ok(optimizer.prepare::<B, _>(model).err())
+        let mut update = over_ranks(sgd, group, ZeroSettings::default())?;
+        let refused = update.prepare(model).err();
+        Ok(refused.as_ref().and_then(refused_by_reduction).cloned())
     });
-    let Some(ZeroError::Optimizer(ZeroOptimizerError::UnsupportedDtype { path, dtype })) = error
-    else {
+    let Some(ZeroOptimizerError::UnsupportedDtype { path, dtype }) = error else {
         panic!("{error:?}")
     };
     assert_eq!((path.as_str(), dtype), ("weight", burn::tensor::DType::F64));
@@ -106,8 +102,8 @@ fn ranks_whose_models_differ_get_the_first_parameter_that_does() {
             model.first.bias = None;
         }
         let sgd = SgdConfig::new().init();
-        let mut optimizer = ZeroOptimizer::new(sgd, group, ZeroSettings::default()).unwrap();
-        optimizer.prepare::<B, _>(model).unwrap_err().to_string()
+        let mut update = over_ranks(sgd, group, ZeroSettings::default()).unwrap();
+        update.prepare(model).unwrap_err().to_string()
     });
     let [bias, tied] = ["first.bias [11] F32", "tied [11, 13] F32"];
     let said = |own: usize, value, peer: usize, other| {
@@ -129,8 +125,8 @@ fn a_rank_that_has_fewer_parameters_is_named() {
         let mut weights = vec![Block::<B, 2>::new(), Block::new()];
         weights.truncate(2 - group.rank());
         let sgd = SgdConfig::new().init();
-        let mut optimizer = ZeroOptimizer::new(sgd, group, ZeroSettings::default()).unwrap();
-        optimizer.prepare::<B, _>(weights).unwrap_err().to_string()
+        let mut update = over_ranks(sgd, group, ZeroSettings::default()).unwrap();
+        update.prepare(weights).unwrap_err().to_string()
     });
     assert!(
         errors[1].contains("rank 1 has `none`, but rank 0 has `1.weight [2, 2] F32`"),
@@ -175,8 +171,8 @@ fn tables_of_integers_and_masks_are_those_of_rank_0_too() {
         let own = Tables::<B>::of(group.rank());
         assert_eq!(own.values() == expected, group.rank() == 0);
         let sgd = SgdConfig::new().init();
-        let mut optimizer = ZeroOptimizer::new(sgd, group, ZeroSettings::default())?;
-        Ok(optimizer.prepare::<B, _>(own)?.values())
+        let mut update = over_ranks(sgd, group, ZeroSettings::default())?;
+        Ok(update.prepare(own)?.values())
     });
     assert_eq!(prepared, expected);
 }
@@ -190,8 +186,8 @@ fn tables_of_other_sizes_are_named() {
             own.mask = Param::initialized(ParamId::new(), mask);
         }
         let sgd = SgdConfig::new().init();
-        let mut optimizer = ZeroOptimizer::new(sgd, group, ZeroSettings::default()).unwrap();
-        optimizer.prepare::<B, _>(own).unwrap_err().to_string()
+        let mut update = over_ranks(sgd, group, ZeroSettings::default()).unwrap();
+        update.prepare(own).unwrap_err().to_string()
     });
     for error in errors {
         assert!(
@@ -201,18 +197,17 @@ fn tables_of_other_sizes_are_named() {
     }
 }
 
-/// What a step says that panics.
-fn says<M: AutodiffModule<B>>(
+/// What a step says that is refused.
+fn says<M: AutodiffModule<B> + 'static>(
     prepared: M,
     stepped: impl FnOnce(M) -> (M, GradientsParams),
 ) -> String {
     let group = Arc::new(SingleRank::new());
     let sgd = SgdConfig::new().init();
-    let mut optimizer = ZeroOptimizer::new(sgd, group, ZeroSettings::default()).unwrap();
-    let (model, gradients) = stepped(optimizer.prepare::<B, _>(prepared).unwrap());
-    let step = AssertUnwindSafe(|| optimizer.step(0.1, model, gradients));
-    let panic = catch_unwind(step).expect_err("the step is refused");
-    panic.downcast_ref::<String>().unwrap().clone()
+    let mut update = over_ranks(sgd, group, ZeroSettings::default()).unwrap();
+    let (model, gradients) = stepped(update.prepare(prepared).unwrap());
+    let refused = update.step(0.1, model, gradients);
+    refused.expect_err("the step is refused").to_string()
 }
 
 #[test]

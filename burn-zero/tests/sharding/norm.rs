@@ -4,7 +4,6 @@ use burn::module::{AutodiffModule, ModuleVisitor, Param};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{ElementConversion, Tensor};
-use burn_zero::{ParameterShards, ZeroOptimizer};
 
 use super::support::*;
 
@@ -89,22 +88,22 @@ fn the_norm_over_all_ranks_is_that_of_one_rank_and_clips_as_there() {
         for stage in WITH_PARAMETERS {
             let found = on_ranks(world_size, |group| {
                 let (rank, adamw) = (group.rank(), AdamWConfig::new().init());
-                let mut optimizer = ZeroOptimizer::new(adamw, group, small_buckets(stage))?;
-                let mut model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
+                let (mut update, reduction) = reduced(adamw, group, small_buckets(stage))?;
+                let mut model = update.prepare(Net::<B>::new(&Default::default()))?;
                 let mut norms = Vec::new();
                 for step in 0..STEPS {
                     let loss = model.loss(batch(step, rank, world_size));
                     let mut gradients = GradientsParams::from_grads(loss.backward(), &model);
-                    let norm = optimizer.global_norm::<B, _>(&model, &gradients)?;
+                    let norm = reduction.global_norm::<B, _>(&model, &gradients)?;
                     // It changes nothing.
-                    assert_eq!(optimizer.global_norm::<B, _>(&model, &gradients)?, norm);
+                    assert_eq!(reduction.global_norm::<B, _>(&model, &gradients)?, norm);
                     if world_size > 1 {
                         let by_hand = norm_by_hand::<B>(&model, &gradients);
                         assert!((by_hand - norm).abs() > 1e-3 * norm, "{by_hand} {norm}");
                     }
                     clip::<B>(&model, &mut gradients, norm);
                     norms.push(norm);
-                    model = optimizer.step(0.05, model, gradients);
+                    model = update.step(0.05, model, gradients)?;
                 }
                 Ok((norms, parameters(&model)))
             });
@@ -135,10 +134,11 @@ fn the_norm_over_all_ranks_is_that_of_one_rank_and_clips_as_there() {
 #[test]
 fn the_norm_of_a_model_that_was_not_prepared_is_refused() {
     on_ranks(2, |group| {
-        let adamw = AdamWConfig::new().init::<B, ParameterShards<B>>();
-        let optimizer = ZeroOptimizer::new(adamw, group, small_buckets(WITH_PARAMETERS[0]))?;
+        let adamw = AdamWConfig::new().init();
+        let settings = small_buckets(WITH_PARAMETERS[0]);
+        let (_, reduction) = reduced::<Net<B>, B>(adamw, group, settings)?;
         let model = Net::<B>::new(&Default::default());
-        let refused = optimizer.global_norm::<B, _>(&model, &GradientsParams::new());
+        let refused = reduction.global_norm::<B, _>(&model, &GradientsParams::new());
         let refused = refused.map_err(|error| error.to_string());
         assert!(refused.is_err_and(|error| error.contains("prepare")));
         Ok(())

@@ -5,20 +5,22 @@ use std::sync::Arc;
 
 use burn::backend::Autodiff;
 use burn::module::{Module, Param};
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::optim::{AdamWConfig, Optimizer};
 use burn::prelude::*;
 use burn::tensor::DType;
-use burn_accum::{AccumConfig, ClipGlobalNorm, MultiSteps};
+use burn_accum::{AccumConfig, ClipByNorm};
 use burn_amp::{Autocast, Bf16, GradScaler, GradScalerConfig};
 use burn_checkpoint::{Remat, checkpoint};
 use burn_flex::Flex;
+use burn_update::{Update, UpdateError};
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
-    HostAdamWConfig, Memory, OffloadConfig, OffloadedAdamW, ParameterShards, ProcessGroup, Sharded,
-    Stage, Training, ZeroOptimizer, ZeroSettings,
+    HostAdamWConfig, Memory, OffloadConfig, OffloadedAdamW, ParameterShards, ProcessGroup,
+    ReduceOverRanks, Sharded, Stage, Training, ZeroSettings,
 };
 use tempfile::tempdir;
 
+use super::bytes::tensor_bytes;
 use super::support::*;
 
 const STEPS: usize = 5;
@@ -78,14 +80,12 @@ fn each_rank_holds_its_part() {
     let elements = on_each_rank(4, |group| {
         let rank = group.rank();
         let sharding = small_buckets(Stage::Gradients);
-        let mut optimizer = ZeroOptimizer::new(on_host(), group, sharding).unwrap();
-        let model = optimizer
-            .prepare::<B, _>(Net::new(&Default::default()))
-            .unwrap();
-        let loss = model.loss(batch(0, rank, 4));
-        let gradients = GradientsParams::from_grads(loss.backward(), &model);
-        let _ = optimizer.step(0.05, model, gradients);
-        optimizer.into_inner().elements()
+        let mut update = over_ranks(on_host(), group, sharding).unwrap();
+        let model = update.prepare(Net::<B>::new(&Default::default())).unwrap();
+        let gradients = update.backward(&model, model.loss(batch(0, rank, 4)));
+        update.step(0.05, model, gradients).unwrap();
+        let moments = tensor_bytes(update.record());
+        moments as usize / (2 * size_of::<f32>())
     });
     let on_hosts: usize = elements.iter().sum();
     assert_eq!(on_hosts, 77 + 11 + 33 + 3 + 143);
@@ -100,37 +100,36 @@ fn all_ranks_skip_and_accumulate_as_on_the_device() {
         group: Arc<dyn ProcessGroup>,
         sharding: ZeroSettings,
         inner: O,
-    ) -> (u64, Vec<Vec<f32>>)
+    ) -> Result<(u64, Vec<Vec<f32>>), UpdateError>
     where
-        O: Optimizer<ParameterShards<B>, B>,
+        O: Optimizer<ParameterShards<B>, B> + 'static,
     {
         let rank = group.rank();
-        // A norm that nothing exceeds: what it multiplies with is 1.
-        let clip = ClipGlobalNorm::new(inner, 1e30).unwrap();
-        let norm = clip.norm();
-        let zero = ZeroOptimizer::new(clip, group, sharding).unwrap();
-        let mut zero = zero.with_norm(move |value| norm.provide(value));
-        let mut model = zero.prepare::<B, _>(Net::new(&Default::default())).unwrap();
         let scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
-        let mut optimizer = scaler.wrap(MultiSteps::new(zero, AccumConfig::mean(2)).unwrap());
+        let mut update = Update::new(inner)
+            .clip_norm(1e30)? // which no norm exceeds: what it multiplies with is 1
+            .reduce(sharding, group)?
+            .accumulate(AccumConfig::mean(2))?
+            .scale(scaler.clone())?;
+        let mut model = update.prepare(Net::<B>::new(&Default::default()))?;
         for step in 0..8 {
             let mut loss = model.loss(batch(step, rank, 2));
             if step == 3 && rank == 1 {
                 loss = loss * f32::INFINITY;
             }
-            let gradients = GradientsParams::from_grads(loss.backward(), &model);
-            model = optimizer.step(0.05, model, gradients);
+            let gradients = update.backward(&model, loss);
+            model = update.step(0.05, model, gradients)?;
         }
-        (scaler.skipped_steps(), parameters(&model))
+        Ok((scaler.skipped_steps(), parameters(&model)))
     }
     for stage in STAGES {
         let sharding = small_buckets(stage);
-        let host = on_ranks(2, |group| Ok(train(group, sharding.clone(), on_host())));
+        let host = on_ranks(2, |group| train(group, sharding.clone(), on_host()));
         let device = on_ranks(2, |group| {
-            Ok(train(group, sharding.clone(), AdamWConfig::new().init()))
+            train(group, sharding.clone(), AdamWConfig::new().init())
         });
         assert_eq!(host.0, 1);
-        let kept = on_ranks(2, |group| Ok(train(group, kept_there(stage), on_host())));
+        let kept = on_ranks(2, |group| train(group, kept_there(stage), on_host()));
         assert_eq!(host, kept, "{stage}");
         assert!(distance(&device.1, &host.1) < 2e-5, "{stage:?}");
     }
@@ -138,19 +137,21 @@ fn all_ranks_skip_and_accumulate_as_on_the_device() {
 
 #[test]
 fn weights_that_are_loaded_and_prepared_again_are_followed() {
-    fn run<O: Optimizer<ParameterShards<B>, B>>(inner: impl Fn() -> O + Sync) -> Vec<Vec<f32>> {
+    fn run<O>(inner: impl Fn() -> O + Sync) -> Vec<Vec<f32>>
+    where
+        O: Optimizer<ParameterShards<B>, B> + 'static,
+    {
         on_ranks(2, |group| {
             let rank = group.rank();
             let sharding = small_buckets(Stage::OptimizerState);
-            let mut optimizer = ZeroOptimizer::new(inner(), group, sharding)?;
-            let mut model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
+            let mut update = over_ranks(inner(), group, sharding)?;
+            let mut model = update.prepare(Net::<B>::new(&Default::default()))?;
             for step in 0..6 {
                 if step == 3 {
-                    model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
+                    model = update.prepare(Net::new(&Default::default()))?;
                 }
-                let loss = model.loss(batch(step, rank, 2));
-                let gradients = GradientsParams::from_grads(loss.backward(), &model);
-                model = optimizer.step(0.05, model, gradients);
+                let gradients = update.backward(&model, model.loss(batch(step, rank, 2)));
+                model = update.step(0.05, model, gradients)?;
             }
             Ok(parameters(&model))
         })
@@ -169,25 +170,24 @@ struct Rows<B: Backend> {
 #[test]
 fn swapped_rows_are_noticed() {
     /// Expected are the exchanged rows, after a step at a learning rate of 0.
-    fn run<O: Optimizer<ParameterShards<B>, B>>(
+    fn run<O: Optimizer<ParameterShards<B>, B> + 'static>(
         world_size: usize,
         stage: Stage,
         optimizer: impl Fn() -> O + Sync,
     ) {
         let found = on_ranks(world_size, |group| {
-            let mut zero = ZeroOptimizer::new(optimizer(), group, small_buckets(stage))?;
+            let mut update = over_ranks(optimizer(), group, small_buckets(stage))?;
             let rows = Tensor::<B, 1, Int>::arange(0..66, &Default::default());
             let weight = Param::from_tensor(rows.float().reshape([11, 6]));
-            let mut model = zero.prepare::<B, _>(Rows { weight })?;
+            let mut model = update.prepare(Rows { weight })?;
             for step in 0..3 {
                 if step == 2 {
                     model.weight = model
                         .weight
                         .map(|rows| rows.flip([0]).detach().require_grad());
                 }
-                let loss = model.weight.val().sum();
-                let gradients = GradientsParams::from_grads(loss.backward(), &model);
-                model = zero.step(0.0, model, gradients);
+                let gradients = update.backward(&model, model.weight.val().sum());
+                model = update.step(0.0, model, gradients)?;
             }
             Ok(parameters(&model))
         });
@@ -207,24 +207,24 @@ type All = Autocast<Sharded<Autodiff<Remat<Flex>>>, Bf16>;
 
 #[test]
 fn it_composes_with_autocast_and_recomputation() {
-    fn train<O: Optimizer<ParameterShards<All>, All>>(
+    fn train<O: Optimizer<ParameterShards<All>, All> + 'static>(
         stage: Stage,
         optimizer: impl Fn() -> O + Sync,
     ) -> Vec<Vec<f32>> {
         train_with(&small_buckets(stage), optimizer)
     }
-    fn train_with<O: Optimizer<ParameterShards<All>, All>>(
+    fn train_with<O: Optimizer<ParameterShards<All>, All> + 'static>(
         sharding: &ZeroSettings,
         optimizer: impl Fn() -> O + Sync,
     ) -> Vec<Vec<f32>> {
         on_ranks(2, |group| {
             let rank = group.rank();
-            let mut zero = ZeroOptimizer::new(optimizer(), group, sharding.clone())?;
-            let mut model = zero.prepare::<All, _>(Net::new(&Default::default()))?;
+            let mut update = over_ranks(optimizer(), group, sharding.clone())?;
+            let mut model = update.prepare(Net::<All>::new(&Default::default()))?;
             for step in 0..STEPS {
                 let loss = checkpoint(|| model.loss(batch(step, rank, 2)));
-                let gradients = GradientsParams::from_grads(loss.backward(), &model);
-                model = zero.step(0.01, model, gradients);
+                let gradients = update.backward(&model, loss);
+                model = update.step(0.01, model, gradients)?;
             }
             Ok(parameters(&model))
         })
@@ -261,14 +261,14 @@ impl Low<B> {
     }
 
     /// The same gradients on every rank.
-    fn step(self, optimizer: &mut ZeroOptimizer<OffloadedAdamW>, step: usize) -> Self {
+    fn step(self, update: &mut Update<Self, B>, step: usize) -> Result<Self, UpdateError> {
         let device = Default::default();
         let low = Tensor::<B, 1>::from_data(values(66, 10 + step).as_slice(), &device);
         let low = low.reshape([6, 11]).cast(DType::BF16);
         let loss = (self.weight.val() * low).sum().cast(DType::F32)
             + (self.full.val() * (step as f32 + 1.0)).sum();
-        let gradients = GradientsParams::from_grads(loss.backward(), &self);
-        optimizer.step(1e-3, self, gradients)
+        let gradients = update.backward(&self, loss);
+        update.step(1e-3, self, gradients)
     }
 }
 
@@ -278,18 +278,18 @@ fn masters_of_low_precision_go_to_another_number_of_ranks() {
     let run = |world_size: usize, steps: Range<usize>| {
         on_ranks(world_size, |group| {
             let sharding = small_buckets(Stage::Gradients);
-            let mut optimizer = ZeroOptimizer::new(on_host(), group, sharding)?;
-            let model = optimizer.prepare::<B, _>(Low::new())?;
-            let recorder = optimizer.recorder()?;
+            let (mut update, reduction) = reduced(on_host(), group, sharding)?;
+            let model = update.prepare(Low::<B>::new())?;
+            let recorder = reduction.recorder()?;
             let training = Training {
                 model,
-                optimizer,
+                optimizer: update,
                 scheduler: 1e-3,
             };
             let resumed = recorder.load::<B, _, _, _>(dir.path(), None, training);
             let (mut training, found) = resumed.unwrap();
             for step in steps.clone() {
-                training.model = training.model.step(&mut training.optimizer, step);
+                training.model = training.model.step(&mut training.optimizer, step)?;
                 if found.is_none() && step == 2 {
                     let state = TrainingState::at_step(3);
                     let saved = training.by_ref();

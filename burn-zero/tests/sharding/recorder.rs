@@ -17,15 +17,18 @@ use burn::optim::{
 use burn::prelude::*;
 use burn::record::Record;
 use burn::tensor::DType;
-use burn_accum::{AccumConfig, MultiSteps};
-use burn_amp::{GradScaler, GradScalerConfig, ScaledOptimizer};
+use burn_accum::AccumConfig;
+use burn_amp::GradScalerConfig;
 use burn_decorator::gradient::non_finite_on_any_rank;
 use burn_flex::Flex;
 use burn_store::{ModuleSnapshot, SafetensorsStore};
-use burn_zero::record::{Keep, ShardedRecord, TrainingState};
+use burn_update::{Update, UpdateError};
+use burn_zero::record::{
+    Entry, Keep, ShardedRecord, TensorSlice, TensorSpec, TrainingState, save_sharded,
+};
 use burn_zero::{
-    OffloadConfig, ParameterShards, Partition, ProcessGroup, RecordError, Recorder, Stage,
-    Training, ZeroOptimizer, ZeroOptimizerError, ZeroSettings, consolidate,
+    OffloadConfig, ParameterShards, Partition, ProcessGroup, RecordError, Recorder, SingleRank,
+    Stage, Training, ZeroOptimizerError, ZeroSettings, consolidate,
 };
 use tempfile::tempdir;
 
@@ -33,36 +36,36 @@ use super::optimizers::trusting;
 use super::support::*;
 
 type Adam = OptimizerAdaptor<AdamW, ParameterShards<B>, B>;
-type Layers<O> = ScaledOptimizer<MultiSteps<ZeroOptimizer<O>>>;
-type Run<M, O = Adam> = Training<M, Layers<O>, CosineAnnealingLrScheduler>;
+type Run<M> = Training<M, Update<M, B>, CosineAnnealingLrScheduler>;
 
 fn adam() -> Adam {
     AdamWConfig::new().init()
 }
 
-fn build<M: AutodiffModule<B>>(
+fn build<M: AutodiffModule<B> + 'static>(
     group: Arc<dyn ProcessGroup>,
     stage: Stage,
     model: M,
-) -> Result<(Run<M>, Recorder), RecordError> {
+) -> Result<(Run<M>, Recorder), UpdateError> {
     build_sharded(group, small_buckets(stage), model, adam())
 }
 
 /// With a loss scaler and windows of three micro-batches.
-fn build_sharded<M: AutodiffModule<B>, O: Optimizer<ParameterShards<B>, B>>(
+fn build_sharded<M: AutodiffModule<B> + 'static>(
     group: Arc<dyn ProcessGroup>,
     sharding: ZeroSettings,
     model: M,
-    inner: O,
-) -> Result<(Run<M, O>, Recorder), RecordError> {
-    let mut zero = ZeroOptimizer::new(inner, group, sharding)?;
-    let model = zero.prepare::<B, _>(model)?;
-    let recorder = zero.recorder()?;
-    let scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
-    let accumulated = MultiSteps::new(zero, AccumConfig::mean(3)).unwrap();
+    inner: impl Optimizer<ParameterShards<B>, B> + 'static,
+) -> Result<(Run<M>, Recorder), UpdateError> {
+    let (update, reduction) = reduced(inner, group, sharding)?;
+    let mut update = update
+        .accumulate(AccumConfig::mean(3))?
+        .scale(GradScalerConfig::default())?;
+    let model = update.prepare(model)?;
+    let recorder = reduction.recorder()?;
     let training = Training {
         model,
-        optimizer: scaler.wrap(accumulated),
+        optimizer: update,
         scheduler: CosineAnnealingLrSchedulerConfig::new(0.05, 100)
             .init()
             .unwrap(),
@@ -71,11 +74,7 @@ fn build_sharded<M: AutodiffModule<B>, O: Optimizer<ParameterShards<B>, B>>(
 }
 
 /// So many micro-steps; one of them overflows on one rank.
-fn train<O: Optimizer<ParameterShards<B>, B>>(
-    mut run: Run<Net<B>, O>,
-    steps: Range<usize>,
-    group: &dyn ProcessGroup,
-) -> Run<Net<B>, O> {
+fn train(mut run: Run<Net<B>>, steps: Range<usize>, group: &dyn ProcessGroup) -> Run<Net<B>> {
     for step in steps {
         let mut loss = run
             .model
@@ -83,9 +82,9 @@ fn train<O: Optimizer<ParameterShards<B>, B>>(
         if step == 1 && group.rank() == group.world_size() - 1 {
             loss = loss * f32::INFINITY;
         }
-        let gradients = GradientsParams::from_grads(loss.backward(), &run.model);
+        let gradients = run.optimizer.backward(&run.model, loss);
         let lr = run.scheduler.step();
-        run.model = run.optimizer.step(lr, run.model, gradients);
+        run.model = run.optimizer.step(lr, run.model, gradients).unwrap();
     }
     run
 }
@@ -95,7 +94,7 @@ fn save(dir: &Path, world_size: usize, stage: Stage, steps: usize) {
     save_with(dir, world_size, &small_buckets(stage), steps, &adam);
 }
 
-fn save_with<O: Optimizer<ParameterShards<B>, B>>(
+fn save_with<O: Optimizer<ParameterShards<B>, B> + 'static>(
     dir: &Path,
     world_size: usize,
     sharding: &ZeroSettings,
@@ -104,7 +103,8 @@ fn save_with<O: Optimizer<ParameterShards<B>, B>>(
 ) {
     let saved = on_each_rank(world_size, |group| {
         let model = Net::new(&Default::default());
-        let (run, recorder) = build_sharded(group.clone(), sharding.clone(), model, inner())?;
+        let built = build_sharded(group.clone(), sharding.clone(), model, inner());
+        let (run, recorder) = built.unwrap();
         let run = train(run, 0..steps, &*group);
         let state = TrainingState::at_step(steps as u64);
         recorder.save::<B, _, _, _>(dir, run.by_ref(), state, Keep::default())
@@ -136,7 +136,7 @@ fn so_is_that_of_each_family() {
     assert_same_on_any_number_of_ranks(Partition::Whole, &trusting);
 }
 
-fn assert_same_on_any_number_of_ranks<O: Optimizer<ParameterShards<B>, B>>(
+fn assert_same_on_any_number_of_ranks<O: Optimizer<ParameterShards<B>, B> + 'static>(
     partition: Partition,
     inner: &(impl Fn() -> O + Sync),
 ) {
@@ -161,7 +161,8 @@ fn assert_same_on_any_number_of_ranks<O: Optimizer<ParameterShards<B>, B>>(
             names.any(|n| n.starts_with("optimizer/") && n.contains(name))
         };
         assert!(has_state("tied") && !has_state("never"), "{names:?}");
-        assert!(saved.1.optimizer.to_string().contains("loss_scale"));
+        let loss_scale = saved.1.optimizer.pointer("/parts/scale/values/scale");
+        assert!(loss_scale.is_some(), "{}", saved.1.optimizer);
 
         for world_size in 1..=4 {
             for stage in WITH_PARAMETERS {
@@ -253,6 +254,47 @@ fn training_goes_on_bit_for_bit() {
             assert_eq!(straight, resumed, "{stage:?}, {at}");
         }
     }
+}
+
+/// State is named by its parameter, as one of Burn's optimizers saves it. Records of before have all
+/// keys of the update's tree in its names.
+#[test]
+fn a_record_with_former_names_of_state_is_loaded() {
+    let dirs = [(); 3].map(|()| tempdir().unwrap());
+    let [first, former, again] = dirs.each_ref().map(tempfile::TempDir::path);
+    save(first, 2, Stage::Gradients, 7);
+    let mut record = ShardedRecord::open(first, None).unwrap();
+    let tensors: Vec<_> = record.tensors().collect();
+    let names: Vec<_> = tensors.iter().map(|tensor| tensor.name.clone()).collect();
+    let paths = names.iter().filter_map(|name| name.strip_prefix("model/"));
+    let paths: Vec<_> = paths.map(|path| format!("{path}.")).collect();
+    let renamed = |name: &str| {
+        let Some(state) = name.strip_prefix("optimizer/") else {
+            return name.to_owned();
+        };
+        let path = paths.iter().find(|path| state.starts_with(&***path));
+        let path = path.expect("it is of a parameter");
+        let keys = state[path.len()..].replace('.', ".Map.");
+        format!("optimizer/parts.optimizer.values.record.Tree.Map.{path}Map.{keys}.Tensor")
+    };
+    let entries = tensors.into_iter().map(|tensor| {
+        let bytes = record.read(&TensorSlice::whole(tensor.clone())).unwrap();
+        let renamed = TensorSpec::new(renamed(&tensor.name), tensor.dtype, tensor.shape);
+        Entry::new(TensorSlice::whole(renamed), bytes)
+    });
+    let entries = entries.collect();
+    let state = record.state().clone();
+    save_sharded(former, &SingleRank::new(), entries, state, Keep::All).unwrap();
+    assert_ne!(contents(former).0, contents(first).0, "nothing was renamed");
+
+    on_each_rank(3, |group| {
+        let net = Net::new(&Default::default());
+        let (run, recorder) = build(group, Stage::Gradients, net).unwrap();
+        let (run, state) = recorder.load::<B, _, _, _>(former, None, run).unwrap();
+        let saved = recorder.save::<B, _, _, _>(again, run.by_ref(), state.unwrap(), Keep::All);
+        saved.unwrap();
+    });
+    assert!(contents(again) == contents(first));
 }
 
 /// The sums of an incomplete window are each rank's own.
@@ -442,32 +484,32 @@ struct Low<B: Backend> {
     weight: Param<Tensor<B, 1>>,
 }
 
+type LowRun = Training<Low<B>, Update<Low<B>, B>, f64>;
+
 /// A training of that model after a step, and its recorder.
-fn low<O: Optimizer<ParameterShards<B>, B>>(
+fn low(
     group: Arc<dyn ProcessGroup>,
-    inner: O,
-) -> (Training<Low<B>, ZeroOptimizer<O>, f64>, Recorder) {
+    inner: impl Optimizer<ParameterShards<B>, B> + 'static,
+) -> (LowRun, Recorder) {
     let settings = ZeroSettings::stage(Stage::Gradients);
-    let mut optimizer = ZeroOptimizer::new(inner, group, settings).unwrap();
+    let (mut update, reduction) = reduced(inner, group, settings).unwrap();
     let weight = values(6, 1);
     let weight = Tensor::<B, 1>::from_data(weight.as_slice(), &Default::default());
     let weight = Param::from_tensor(weight.cast(DType::BF16).detach());
-    let model = optimizer.prepare::<B, _>(Low { weight }).unwrap();
-    let recorder = optimizer.recorder().unwrap();
+    let model = update.prepare(Low { weight }).unwrap();
+    let recorder = reduction.recorder().unwrap();
     let training = Training {
         model,
-        optimizer,
+        optimizer: update,
         scheduler: 0.05,
     };
     (low_step(training), recorder)
 }
 
-fn low_step<O: Optimizer<ParameterShards<B>, B>>(
-    mut run: Training<Low<B>, ZeroOptimizer<O>, f64>,
-) -> Training<Low<B>, ZeroOptimizer<O>, f64> {
+fn low_step(mut run: LowRun) -> LowRun {
     let loss = run.model.weight.val().square().sum();
-    let gradients = GradientsParams::from_grads(loss.backward(), &run.model);
-    run.model = run.optimizer.step(0.05, run.model, gradients);
+    let gradients = run.optimizer.backward(&run.model, loss);
+    run.model = run.optimizer.step(0.05, run.model, gradients).unwrap();
     run
 }
 
@@ -573,9 +615,8 @@ fn all_that_a_module_holds_comes_back_and_plain_burn_loads_it() {
             }
             for step in 0..3 {
                 let x = batch(step, group.rank(), world_size);
-                let gradients =
-                    GradientsParams::from_grads(run.model.loss(x).backward(), &run.model);
-                run.model = run.optimizer.step(0.05, run.model, gradients);
+                let gradients = run.optimizer.backward(&run.model, run.model.loss(x));
+                run.model = run.optimizer.step(0.05, run.model, gradients)?;
             }
             if !load {
                 let state = TrainingState::at_step(1);
@@ -633,14 +674,15 @@ fn a_recorder_is_for_the_model_that_was_prepared_last() {
     let dir = tempdir().unwrap();
     let losses = on_ranks(2, |group| {
         let adam = AdamWConfig::new().init();
-        let mut zero = ZeroOptimizer::new(adam, group.clone(), small_buckets(Stage::Gradients))?;
-        let mut net = zero.prepare::<B, _>(Net::new(&Default::default()))?;
-        let recorder = zero.recorder()?;
+        let settings = small_buckets(Stage::Gradients);
+        let (mut update, reduction) = reduced(adam, group.clone(), settings)?;
+        let mut net = update.prepare(Net::<B>::new(&Default::default()))?;
+        let recorder = reduction.recorder()?;
         net.sometimes = net.sometimes.no_grad();
-        let model = zero.prepare::<B, _>(net)?;
+        let model = update.prepare(net)?;
         let run = Training {
             model,
-            optimizer: zero,
+            optimizer: update,
             scheduler: 0.05,
         };
         let state = TrainingState::at_step(1);
@@ -649,8 +691,8 @@ fn a_recorder_is_for_the_model_that_was_prepared_last() {
         let (mut run, _) = recorder.load::<B, _, _, _>(dir.path(), None, run).unwrap();
         let before = parameters(&run.model);
         let loss = run.model.loss(batch(0, group.rank(), 2));
-        let gradients = GradientsParams::from_grads(loss.backward(), &run.model);
-        run.model = run.optimizer.step(0.05, run.model, gradients);
+        let gradients = run.optimizer.backward(&run.model, loss);
+        run.model = run.optimizer.step(0.05, run.model, gradients)?;
         assert_ne!(before, parameters(&run.model));
         Ok(parameters(&run.model))
     });
@@ -720,9 +762,10 @@ fn a_layer_may_have_a_tuple_as_its_record() {
     for (ranks, before) in [(2, 0), (3, 3)] {
         let sharding = small_buckets(Stage::Gradients);
         let counted = on_each_rank(ranks, |group| {
-            let mut inner = ZeroOptimizer::new(adam(), group.clone(), sharding.clone())?;
-            let model = inner.prepare::<B, _>(Net::new(&Default::default()))?;
-            let recorder = inner.recorder()?;
+            let update = reduced(adam(), group.clone(), sharding.clone());
+            let (mut inner, reduction) = update.unwrap();
+            let model = inner.prepare(Net::<B>::new(&Default::default())).unwrap();
+            let recorder = reduction.recorder()?;
             let training = Training {
                 model,
                 optimizer: Counting { inner, steps: 0 },
@@ -754,7 +797,7 @@ fn a_layer_may_be_frozen_when_it_is_loaded() {
             let mut net = Net::new(&Default::default());
             net.sometimes = net.sometimes.set_require_grad(false);
             net.first = net.first.no_grad();
-            let (run, recorder) = build(group.clone(), stage, net)?;
+            let (run, recorder) = build(group.clone(), stage, net).unwrap();
             let (run, _) = recorder.load::<B, _, _, _>(dir.path(), None, run)?;
             let loaded = parameters(&run.model);
             let run = train(run, 4..7, &*group);

@@ -7,25 +7,38 @@ use burn::grad_clipping::GradientClippingConfig;
 use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsParams, MuonConfig, Optimizer, SgdConfig};
 use burn::prelude::*;
-use burn_accum::ClipGlobalNorm;
+use burn_accum::{ClipByNorm, ClipGlobalNorm};
 use burn_flex::Flex;
+use burn_update::Update;
 use burn_zero::{
-    Memory, ParameterShards, Partition, Stage, ZeroError, ZeroOptimizer, ZeroOptimizerError,
+    Memory, ParameterShards, Partition, RankReduction, ReduceOverRanks, Stage, ZeroOptimizerError,
     ZeroSettings,
 };
 
 use super::optimizers::{Adaptive, LooksAt, trusting};
 use super::support::*;
 
-fn refused<O: Optimizer<ParameterShards<B>, B>>(
+/// Why the reduction refuses the optimizer in `prepare`; `None` if it does not.
+fn refusal<O: Optimizer<ParameterShards<B>, B> + 'static>(
+    optimizer: impl Fn() -> O + Sync,
+    settings: &ZeroSettings,
+) -> Option<ZeroOptimizerError> {
+    on_ranks(2, |group| {
+        let mut update = over_ranks(optimizer(), group, settings.clone())?;
+        let Err(error) = update.prepare(Net::<B>::new(&Default::default())) else {
+            return Ok(None);
+        };
+        Ok(Some(
+            refused_by_reduction(&error).ok_or(error.clone())?.clone(),
+        ))
+    })
+}
+
+fn refused<O: Optimizer<ParameterShards<B>, B> + 'static>(
     optimizer: impl Fn() -> O + Sync,
     stage: Stage,
-) -> ZeroError {
-    on_ranks(2, |group| {
-        let mut zero = ZeroOptimizer::new(optimizer(), group, ZeroSettings::stage(stage))?;
-        Ok(zero.prepare::<B, _>(Net::new(&Default::default())).err())
-    })
-    .expect("it is refused")
+) -> ZeroOptimizerError {
+    refusal(optimizer, &ZeroSettings::stage(stage)).expect("it is refused")
 }
 
 #[test]
@@ -34,10 +47,7 @@ fn clipping_tensor_by_tensor_is_found() {
     let config = SgdConfig::new().with_gradient_clipping(clipping);
     let error = refused(|| config.init(), Stage::OptimizerState);
     assert!(
-        matches!(
-            error,
-            ZeroError::Optimizer(ZeroOptimizerError::NotShardable { .. })
-        ),
+        matches!(error, ZeroOptimizerError::NotShardable { .. }),
         "{error}"
     );
     assert!(
@@ -104,13 +114,12 @@ fn muon_is_refused_in_pieces_and_exact_whole() {
             };
             let sharded = on_ranks(world_size, |group| {
                 let rank = group.rank();
-                let mut optimizer =
-                    ZeroOptimizer::new(MuonConfig::new().init(), group, sharding.clone())?;
-                let mut model = optimizer.prepare::<B, _>(Matrices::new())?;
+                let mut update = over_ranks(MuonConfig::new().init(), group, sharding.clone())?;
+                let mut model = update.prepare(Matrices::<B>::new())?;
                 for step in 0..3 {
                     let loss = model.loss(batch(step, rank, world_size));
                     let gradients = GradientsParams::from_grads(loss.backward(), &model);
-                    model = optimizer.step(0.05, model, gradients);
+                    model = update.step(0.05, model, gradients)?;
                 }
                 Ok(parameters(&model))
             });
@@ -147,18 +156,15 @@ fn what_looks_at_all_tensors_is_refused() {
     });
 }
 
-fn assert_coupled<O: Optimizer<ParameterShards<B>, B>>(
+fn assert_coupled<O: Optimizer<ParameterShards<B>, B> + 'static>(
     sharding: &ZeroSettings,
     optimizer: impl Fn() -> O + Sync,
 ) {
-    let error = on_ranks(2, |group| {
-        let mut zero = ZeroOptimizer::new(optimizer(), group, sharding.clone())?;
-        Ok(zero.prepare::<B, _>(Net::new(&Default::default())).err())
-    });
+    let error = refusal(optimizer, sharding);
     assert!(
         matches!(
             error,
-            Some(ZeroError::Optimizer(ZeroOptimizerError::NotShardable { instead, .. }))
+            Some(ZeroOptimizerError::NotShardable { instead, .. })
                 if instead.contains("depends on all it meets")
         ),
         "{sharding:?}: {error:?}"
@@ -170,8 +176,8 @@ fn assert_coupled<O: Optimizer<ParameterShards<B>, B>>(
 fn clipping_around_it_is_refused() {
     let message = on_ranks(2, |group| {
         let settings = ZeroSettings::stage(Stage::Gradients);
-        let zero = ZeroOptimizer::new(AdamWConfig::new().init(), group, settings)?;
-        let mut clip = ClipGlobalNorm::new(zero, 1.0).unwrap();
+        let update = over_ranks::<Net<B>, B>(AdamWConfig::new().init(), group, settings)?;
+        let mut clip = ClipGlobalNorm::new(update, 1.0).unwrap();
         let net = Net::<B>::new(&Default::default());
         let step = AssertUnwindSafe(|| clip.step(0.1, net, GradientsParams::new()));
         let panic = catch_unwind(step).map(drop).expect_err("a refusal");
@@ -179,47 +185,30 @@ fn clipping_around_it_is_refused() {
     });
     let message = message.expect("a message");
     assert!(
-        message.contains("ClipGlobalNorm around ZeroOptimizer"),
+        message.contains("ClipGlobalNorm around Update"),
         "{message}"
     );
 }
 
-/// A norm that is handed to nobody does not make it exact.
+/// A wrapper inside, which no norm reaches, is not exact.
 #[test]
 fn a_norm_must_reach_what_clips() {
-    let prepare = |reaches: bool| {
-        on_ranks(2, |group| {
-            let clip = ClipGlobalNorm::new(AdamWConfig::new().init(), 1.0).unwrap();
-            let norm = clip.norm();
-            let mut zero =
-                ZeroOptimizer::new(clip, group, ZeroSettings::default())?.with_norm(move |value| {
-                    if reaches {
-                        norm.provide(value);
-                    }
-                });
-            Ok(zero.prepare::<B, _>(Net::new(&Default::default())).err())
-        })
-    };
-    assert_eq!(prepare(true), None);
-    let error = prepare(false);
-    assert!(
-        matches!(
-            error,
-            Some(ZeroError::Optimizer(ZeroOptimizerError::NotShardable { instead, .. }))
-                if instead.contains("depends on all it meets")
-        ),
-        "{error:?}"
-    );
+    on_ranks(2, |group| {
+        let mut update = Update::new(AdamWConfig::new().init())
+            .clip_norm(1.0)?
+            .reduce(ZeroSettings::default(), group)?;
+        update.prepare(Net::<B>::new(&Default::default()))?;
+        Ok(())
+    });
+    let clip = || ClipGlobalNorm::new(AdamWConfig::new().init(), 1.0).unwrap();
+    assert_coupled(&ZeroSettings::default(), clip);
 }
 
 #[test]
 fn a_norm_per_tensor_is_refused_in_pieces() {
     let error = refused(trusting, Stage::OptimizerState);
     assert!(
-        matches!(
-            error,
-            ZeroError::Optimizer(ZeroOptimizerError::NotShardable { .. })
-        ),
+        matches!(error, ZeroOptimizerError::NotShardable { .. }),
         "{error}"
     );
 }
@@ -229,10 +218,7 @@ fn state_that_clones_share_is_refused() {
     let sgd = || Adaptive::new(SgdConfig::new().init(), LooksAt::StepsOfClones);
     let error = refused(sgd, Stage::OptimizerState);
     assert!(
-        matches!(
-            error,
-            ZeroError::Optimizer(ZeroOptimizerError::NotShardable { .. })
-        ),
+        matches!(error, ZeroOptimizerError::NotShardable { .. }),
         "{error}"
     );
 }
@@ -250,17 +236,14 @@ fn gradients_that_leave_during_backward_need_a_backend_that_can() {
     ] {
         let error = on_ranks(ranks, |group| {
             let adam = AdamWConfig::new().init();
-            let mut zero = ZeroOptimizer::new(adam, group, sharding.clone())?;
-            Ok(zero
-                .prepare::<Autodiff<Flex>, _>(Net::new(&Default::default()))
-                .err())
+            let mut update = over_ranks(adam, group, sharding.clone())?;
+            let refused = update.prepare(Net::<Autodiff<Flex>>::new(&Default::default()));
+            let refused = refused.err();
+            Ok(refused.as_ref().and_then(refused_by_reduction).cloned())
         });
         let error = error.unwrap();
         assert!(
-            matches!(
-                error,
-                ZeroError::Optimizer(ZeroOptimizerError::NotSharded { .. })
-            ),
+            matches!(error, ZeroOptimizerError::NotSharded { .. }),
             "{error}"
         );
     }
@@ -271,12 +254,12 @@ fn stage_one_does_not() {
     let train = |group: std::sync::Arc<dyn burn_zero::ProcessGroup>| {
         let rank = group.rank();
         let adam = AdamWConfig::new().init();
-        let mut optimizer = ZeroOptimizer::new(adam, group, small_buckets(Stage::OptimizerState))?;
-        let mut model = optimizer.prepare::<Plain, _>(Net::new(&Default::default()))?;
+        let mut update = over_ranks(adam, group, small_buckets(Stage::OptimizerState))?;
+        let mut model = update.prepare(Net::<Plain>::new(&Default::default()))?;
         for step in 0..3 {
             let loss = model.loss(batch(step, rank, 2));
             let gradients = GradientsParams::from_grads(loss.backward(), &model);
-            model = optimizer.step(0.05, model, gradients);
+            model = update.step(0.05, model, gradients)?;
         }
         Ok(parameters(&model))
     };
@@ -292,7 +275,7 @@ fn ranks_with_other_settings_or_models_are_told() {
         } else {
             Stage::Gradients
         };
-        ZeroOptimizer::new((), group, ZeroSettings::stage(stage)).map(drop)
+        RankReduction::new(ZeroSettings::stage(stage), group).map(drop)
     });
     for error in error {
         let error = error.unwrap_err().to_string();
@@ -305,7 +288,7 @@ fn ranks_with_other_settings_or_models_are_told() {
         let outputs = 3 + group.rank();
         let model = nn::LinearConfig::new(2, outputs).init::<B>(&Default::default());
         let adam = AdamWConfig::new().init();
-        ZeroOptimizer::new(adam, group, ZeroSettings::default())?
+        over_ranks(adam, group, ZeroSettings::default())?
             .prepare(model)
             .map(drop)
     });
@@ -321,16 +304,13 @@ fn ranks_with_other_settings_or_models_are_told() {
 #[test]
 fn a_step_without_a_model_says_what_to_do() {
     let group = std::sync::Arc::new(burn_zero::SingleRank::new());
-    let mut zero =
-        ZeroOptimizer::new(AdamWConfig::new().init(), group, ZeroSettings::default()).unwrap();
+    let adam = AdamWConfig::new().init();
+    let mut update = over_ranks(adam, group, ZeroSettings::default()).unwrap();
     let model = Net::<B>::new(&Default::default());
-    let step = std::panic::AssertUnwindSafe(|| zero.step(0.1, model, GradientsParams::new()));
-    let panic = std::panic::catch_unwind(step).unwrap_err();
+    let error = update.step(0.1, model, GradientsParams::new()).unwrap_err();
     assert!(
-        panic
-            .downcast_ref::<String>()
-            .unwrap()
-            .contains("optimizer.prepare(model)")
+        error.to_string().contains("update.prepare(model)"),
+        "{error}"
     );
 }
 
@@ -338,26 +318,26 @@ fn a_step_without_a_model_says_what_to_do() {
 /// moments of another.
 #[test]
 fn state_of_other_parameters_is_refused() {
-    fn again<O: Optimizer<ParameterShards<B>, B>>(
+    fn again<O: Optimizer<ParameterShards<B>, B> + 'static>(
         optimizer: impl Fn() -> O + Sync,
         world_size: usize,
     ) -> Option<String> {
         on_ranks(world_size, |group| {
             let settings = ZeroSettings::stage(Stage::OptimizerState);
-            let mut zero = ZeroOptimizer::new(optimizer(), group, settings)?;
+            let mut update = over_ranks(optimizer(), group, settings)?;
             let layer = || nn::LinearConfig::new(4, 4).init::<B>(&Default::default());
-            let mut layers = zero.prepare::<B, _>(vec![layer(), layer()])?;
-            let update = |zero: &mut ZeroOptimizer<O>, layers: Vec<nn::Linear<B>>| {
+            let mut layers = update.prepare(vec![layer(), layer()])?;
+            let step = |update: &mut Update<_, B>, layers: Vec<nn::Linear<B>>| {
                 let x = Tensor::<B, 2>::ones([2, 4], &Default::default());
                 let y = layers.iter().fold(x, |x, layer| layer.forward(x));
                 let gradients = GradientsParams::from_grads(y.sum().backward(), &layers);
-                zero.step(0.1, layers, gradients)
+                update.step(0.1, layers, gradients)
             };
-            layers = update(&mut zero, layers);
+            layers = step(&mut update, layers)?;
             layers[0] = layers[0].clone().no_grad();
-            match zero.prepare::<B, _>(layers) {
+            match update.prepare(layers) {
                 Ok(layers) => {
-                    update(&mut zero, layers);
+                    step(&mut update, layers)?;
                     Ok(None)
                 }
                 Err(error) => Ok(Some(error.to_string())),

@@ -7,9 +7,10 @@ use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamConfig, AdamWConfig, GradientsParams, Optimizer, SgdConfig};
+use burn_update::UpdateError;
 use burn_zero::{
     GroupFault, GroupOptions, ParameterShards, ProcessGroup, RanksError, Stage, ThreadGroup,
-    ZeroError, ZeroOptimizer, ZeroOptimizerError, ZeroSettings,
+    ZeroOptimizerError, ZeroSettings,
 };
 
 use super::optimizers::Grows;
@@ -23,20 +24,20 @@ const AT: usize = 3;
 type Iteration = fn(usize, usize) -> Option<f64>;
 
 /// Runs a loop of one's own on two ranks.
-fn run(stage: Stage, iteration: Iteration) -> Result<Vec<Vec<Vec<f32>>>, ZeroError> {
+fn run(stage: Stage, iteration: Iteration) -> Result<Vec<Vec<Vec<f32>>>, UpdateError> {
     let weights = ThreadGroup::spawn(2, GroupOptions::default(), |group| {
         let rank = group.rank();
         let group: Arc<dyn ProcessGroup> = Arc::new(group);
         let adam = AdamWConfig::new().init();
-        let mut optimizer = ZeroOptimizer::new(adam, group, small_buckets(stage))?;
-        let mut model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
+        let mut update = over_ranks(adam, group, small_buckets(stage))?;
+        let mut model = update.prepare(Net::<B>::new(&Default::default()))?;
         for step in 0..ITERATIONS {
             let Some(lr) = iteration(step, rank) else {
                 continue; // an empty batch, say
             };
             let loss = model.loss(batch(step, rank, 2));
             let gradients = GradientsParams::from_grads(loss.backward(), &model);
-            model = optimizer.step(lr, model, gradients);
+            model = Optimizer::step(&mut update, lr, model, gradients);
         }
         Ok(parameters(&model))
     });
@@ -46,9 +47,9 @@ fn run(stage: Stage, iteration: Iteration) -> Result<Vec<Vec<Vec<f32>>>, ZeroErr
 /// Steps panic with their errors: the first comes here.
 fn told(stage: Stage, iteration: Iteration) -> String {
     match run(stage, iteration) {
-        Err(ZeroError::Ranks(RanksError::Group(GroupFault::PeerPanicked { message, .. }))) => {
-            message
-        }
+        Err(UpdateError::Ranks(RanksError::Group(GroupFault::PeerPanicked {
+            message, ..
+        }))) => message,
         other => panic!("{stage:?}: {other:?}"),
     }
 }
@@ -116,24 +117,23 @@ fn or_at_the_end_which_says_after_which_step() {
 }
 
 /// What each of two ranks gets from `prepare`.
-fn prepared<O: Optimizer<ParameterShards<B>, B>>(
+fn prepared<O: Optimizer<ParameterShards<B>, B> + 'static>(
     optimizer: impl Fn(usize) -> O + Sync,
-) -> [Result<(), ZeroError>; 2] {
+) -> [Result<(), UpdateError>; 2] {
     let results = on_each_rank(2, |group| {
         let own = optimizer(group.rank());
-        let mut zero = ZeroOptimizer::new(own, group, ZeroSettings::stage(Stage::OptimizerState))?;
-        zero.prepare::<B, _>(Net::new(&Default::default()))
-            .map(drop)
+        let mut update = over_ranks(own, group, ZeroSettings::stage(Stage::OptimizerState))?;
+        update.prepare(Net::<B>::new(&Default::default())).map(drop)
     });
     results.try_into().expect("two ranks")
 }
 
-fn assert_told<O: Optimizer<ParameterShards<B>, B>>(
+fn assert_told<O: Optimizer<ParameterShards<B>, B> + 'static>(
     what: &str,
     optimizer: impl Fn(usize) -> O + Sync,
 ) {
     for (own, result) in prepared(optimizer).into_iter().enumerate() {
-        let Err(ZeroError::Ranks(RanksError::Disagreement {
+        let Err(UpdateError::Ranks(RanksError::Disagreement {
             label, rank, peer, ..
         })) = &result
         else {
@@ -183,13 +183,9 @@ fn an_optimizer_that_only_one_rank_refuses_is_named_on_all() {
     };
     let norm = Some(GradientClippingConfig::Norm(1.0));
     let [zero, one] = prepared(|rank| sgd([None, norm.clone()][rank].clone()));
+    let refused = one.as_ref().err().and_then(refused_by_reduction);
     assert!(
-        matches!(
-            one,
-            Err(ZeroError::Optimizer(
-                ZeroOptimizerError::NotShardable { .. }
-            ))
-        ),
+        matches!(refused, Some(ZeroOptimizerError::NotShardable { .. })),
         "{one:?}"
     );
     let text = zero.unwrap_err().to_string();
@@ -206,9 +202,9 @@ fn ranks_agree_on_whether_they_agree() {
     let refused = |bits: [f32; 3]| {
         on_each_rank(3, |group| {
             let own = OptimizerAdaptor::from(Grows(bits[group.rank()]));
-            let mut zero = ZeroOptimizer::new(own, group, ZeroSettings::default()).unwrap();
-            let model = Net::new(&Default::default());
-            zero.prepare::<B, _>(model).is_err()
+            let mut update = over_ranks(own, group, ZeroSettings::default()).unwrap();
+            let model = Net::<B>::new(&Default::default());
+            update.prepare(model).is_err()
         })
     };
     assert_eq!(refused([0.0, 2.0, 2.0]), [false; 3]);

@@ -11,7 +11,7 @@ use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn_ranks::Operation;
 use burn_zero::record::{Keep, TrainingState};
-use burn_zero::{GroupOptions, ProcessGroup, Stage, ThreadGroup, Training, ZeroOptimizer};
+use burn_zero::{GroupOptions, ProcessGroup, Stage, ThreadGroup, Training};
 use tempfile::tempdir;
 
 use super::support::*;
@@ -86,9 +86,9 @@ fn trained(
 ) -> Vec<Vec<Vec<f32>>> {
     hasty(ranks, |group| {
         let adam = AdamWConfig::new().init();
-        let mut zero = ZeroOptimizer::new(adam, group.clone(), small_buckets(stage)).unwrap();
-        let model = zero.prepare::<B, _>(model(group.rank())).unwrap();
-        train(model, &mut zero, 0..3, &*group).all()
+        let mut update = over_ranks(adam, group.clone(), small_buckets(stage)).unwrap();
+        let model = update.prepare(model(group.rank())).unwrap();
+        train(model, &mut update, 0..3, &*group).all()
     })
 }
 
@@ -119,8 +119,8 @@ fn what_else_a_parameter_has_stays() {
     let found = hasty(2, |group| {
         let adam = AdamWConfig::new().init();
         let sharding = small_buckets(Stage::Gradients);
-        let mut zero = ZeroOptimizer::new(adam, group, sharding).unwrap();
-        let model = zero.prepare::<B, _>(initial.clone()).unwrap();
+        let mut update = over_ranks(adam, group, sharding).unwrap();
+        let model = update.prepare(initial.clone()).unwrap();
         assert_eq!(model.linear.weight.id, initial.linear.weight.id);
         assert!(!model.frozen.weight.is_require_grad() && model.linear.weight.is_require_grad());
         in_record(&model)
@@ -136,13 +136,13 @@ fn a_record_is_of_one_model() {
         hasty(2, |group| {
             let adam = AdamWConfig::new().init();
             let sharding = small_buckets(Stage::Gradients);
-            let mut optimizer = ZeroOptimizer::new(adam, group.clone(), sharding).unwrap();
+            let (mut update, reduction) = reduced(adam, group.clone(), sharding).unwrap();
             let seed = if resumes { 5 } else { 1 };
-            let model = optimizer.prepare::<B, _>(Normed::new(seed)).unwrap();
-            let recorder = optimizer.recorder().unwrap();
+            let model = update.prepare(Normed::new(seed)).unwrap();
+            let recorder = reduction.recorder().unwrap();
             let mut training = Training {
                 model,
-                optimizer,
+                optimizer: update,
                 scheduler: 0.05,
             };
             if resumes {
@@ -174,12 +174,12 @@ fn all_ranks_get_those_of_the_first_in_one_collective() {
     let found = hasty(3, |group| {
         let adam = AdamWConfig::new().init();
         let sharding = small_buckets(Stage::OptimizerState);
-        let mut zero = ZeroOptimizer::new(adam, group.clone(), sharding).unwrap();
-        let model = zero.prepare::<B, _>(Normed::new(1)).unwrap();
-        let model = train(model, &mut zero, 0..3, &*group);
+        let (mut update, reduction) = reduced(adam, group.clone(), sharding).unwrap();
+        let model = update.prepare(Normed::new(1)).unwrap();
+        let model = train(model, &mut update, 0..3, &*group);
         let own = model.all();
         let before = group.traffic().of(Operation::Broadcast);
-        zero.share_statistics::<B, _>(&model).unwrap();
+        reduction.share_statistics::<B, _>(&model).unwrap();
         let after = group.traffic().of(Operation::Broadcast);
         assert_eq!(after.calls - before.calls, 1);
         // The frozen weight stays at home. Two statistics of five elements are cut into 4, 3 and 3:
@@ -188,7 +188,7 @@ fn all_ranks_get_those_of_the_first_in_one_collective() {
         assert_eq!(after.elements - before.elements, sent);
         // They are what the next update starts from.
         let shared = model.all();
-        let end = train(model, &mut zero, 3..4, &*group).all();
+        let end = train(model, &mut update, 3..4, &*group).all();
         (own, shared, end)
     });
     for (_, shared, end) in &found {
@@ -206,15 +206,15 @@ fn shared_at_the_end_they_are_those_that_are_shared_before_each_forward() {
         on_ranks(2, |group| {
             let adam = AdamWConfig::new().init();
             let sharding = small_buckets(Stage::Gradients);
-            let mut zero = ZeroOptimizer::new(adam, group.clone(), sharding)?;
-            let mut model = zero.prepare::<B, _>(Normed::new(1))?;
+            let (mut update, reduction) = reduced(adam, group.clone(), sharding)?;
+            let mut model = update.prepare(Normed::new(1))?;
             for step in 0..4 {
                 if as_pytorch {
-                    zero.share_statistics::<B, _>(&model)?;
+                    reduction.share_statistics::<B, _>(&model)?;
                 }
-                model = train(model, &mut zero, step..step + 1, &*group);
+                model = train(model, &mut update, step..step + 1, &*group);
             }
-            zero.share_statistics::<B, _>(&model)?;
+            reduction.share_statistics::<B, _>(&model)?;
             Ok(model.all())
         })
     };
@@ -227,10 +227,10 @@ fn without_any_it_costs_nothing() {
     hasty(2, |group| {
         let adam = AdamWConfig::new().init();
         let sharding = small_buckets(Stage::Gradients);
-        let mut zero = ZeroOptimizer::new(adam, group.clone(), sharding).unwrap();
-        let model = zero.prepare::<B, _>(Net::new(&Default::default())).unwrap();
+        let (mut update, reduction) = reduced(adam, group.clone(), sharding).unwrap();
+        let model = update.prepare(Net::<B>::new(&Default::default())).unwrap();
         let before = group.traffic();
-        zero.share_statistics::<B, _>(&model).unwrap();
+        reduction.share_statistics::<B, _>(&model).unwrap();
         assert_eq!(group.traffic(), before);
     });
 }

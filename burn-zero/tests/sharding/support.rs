@@ -21,8 +21,8 @@ use burn_flex::Flex;
 use burn_update::{Update, UpdateError};
 use burn_zero::record::{ShardedRecord, TensorSlice, TrainingState};
 use burn_zero::{
-    GroupOptions, ParameterShards, ProcessGroup, ReduceOverRanks, Sharded, Stage, ThreadGroup,
-    ZeroSettings,
+    GroupOptions, ParameterShards, ProcessGroup, RankReduction, ReduceOverRanks, Sharded, Stage,
+    ThreadGroup, ZeroError, ZeroOptimizerError, ZeroSettings,
 };
 
 pub use parameters_of::parameters;
@@ -154,6 +154,29 @@ where
     A: AutodiffBackend,
 {
     Update::new(optimizer).reduce(settings, group)
+}
+
+/// As [`over_ranks`], with a handle to what the update has prepared.
+pub fn reduced<M, A>(
+    optimizer: impl Optimizer<ParameterShards<A>, A> + 'static,
+    group: Arc<dyn ProcessGroup>,
+    settings: ZeroSettings,
+) -> Result<(Update<M, A>, RankReduction), UpdateError>
+where
+    M: AutodiffModule<A> + 'static,
+    A: AutodiffBackend,
+{
+    let reduction = RankReduction::new(settings, group)?;
+    let update = Update::new(optimizer).reduce_by(&reduction)?;
+    Ok((update, reduction))
+}
+
+/// What the reduction of an update refused.
+pub fn refused_by_reduction(error: &UpdateError) -> Option<&ZeroOptimizerError> {
+    match error.cause() {
+        Some(ZeroError::Optimizer(refused)) => Some(refused),
+        _ => None,
+    }
 }
 
 /// Trains for `steps` steps on as many ranks.

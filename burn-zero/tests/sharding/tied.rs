@@ -11,18 +11,15 @@ use burn::nn::transformer::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
 };
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
-use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer};
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
-use burn_accum::{AccumConfig, MultiSteps};
+use burn_accum::AccumConfig;
 use burn_amp::{Autocast, Bf16};
 use burn_flex::Flex;
+use burn_update::{Update, UpdateError};
 use burn_zero::record::{Keep, TrainingState};
-use burn_zero::{
-    OffloadConfig, ParameterShards, Recorder, Stage, Training, ZeroError, ZeroOptimizer,
-    ZeroSettings,
-};
+use burn_zero::{OffloadConfig, Recorder, Stage, Training, ZeroSettings};
 
 use super::support::*;
 
@@ -131,9 +128,9 @@ fn plain() -> Vec<Vec<f32>> {
 fn sharded<B: AutodiffBackend>(world_size: usize, sharding: &ZeroSettings) -> Vec<Vec<f32>> {
     on_ranks(world_size, |group| {
         let rank = group.rank();
-        let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group, sharding.clone())?;
-        let gpt = optimizer.prepare::<B, _>(Gpt::tied())?;
-        let train = |gpt, at| step(&mut optimizer, gpt, text(at, rank, world_size));
+        let mut update = over_ranks(AdamWConfig::new().init(), group, sharding.clone())?;
+        let gpt = update.prepare(Gpt::<B>::tied())?;
+        let train = |gpt, at| step(&mut update, gpt, text(at, rank, world_size));
         Ok(weights(&(0..STEPS).fold(gpt, train)))
     })
 }
@@ -191,13 +188,13 @@ fn windows_of_micro_batches_are_one_another_bit_for_bit() {
         on_ranks(2, |group| {
             let rank = group.rank();
             let adam = AdamWConfig::new().init();
-            let mut zero = ZeroOptimizer::new(adam, group, small_buckets(stage))?;
-            let gpt = zero.prepare::<B, _>(Gpt::tied())?;
-            let mut steps = MultiSteps::new(zero, AccumConfig::mean(2)).unwrap();
+            let update = over_ranks(adam, group, small_buckets(stage))?;
+            let mut update = update.accumulate(AccumConfig::mean(2))?;
+            let gpt = update.prepare(Gpt::<B>::tied())?;
             // Micro-batches of half the rows: both together are those of a step.
             let micro = |gpt, at: usize| {
                 let [rank, of] = [rank * 2 + at % 2, 4];
-                step(&mut steps, gpt, text(at / 2, rank, of))
+                step(&mut update, gpt, text(at / 2, rank, of))
             };
             Ok(weights(&(0..2 * STEPS).fold(gpt, micro)))
         })
@@ -209,19 +206,19 @@ fn windows_of_micro_batches_are_one_another_bit_for_bit() {
     assert!(distance(&zero, &train(Stage::Gradients)) < 2e-5);
 }
 
-type Adam = OptimizerAdaptor<AdamW, ParameterShards<B>, B>;
-type Run = Training<Gpt<B>, ZeroOptimizer<Adam>, f64>;
+type Run = Training<Gpt<B>, Update<Gpt<B>, B>, f64>;
 
 fn build(
     group: std::sync::Arc<dyn burn_zero::ProcessGroup>,
     stage: Stage,
-) -> Result<(Run, Recorder), ZeroError> {
-    let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group, small_buckets(stage))?;
-    let model = optimizer.prepare::<B, _>(Gpt::tied())?;
-    let recorder = optimizer.recorder()?;
+) -> Result<(Run, Recorder), UpdateError> {
+    let adam = AdamWConfig::new().init();
+    let (mut update, reduction) = reduced(adam, group, small_buckets(stage))?;
+    let model = update.prepare(Gpt::<B>::tied())?;
+    let recorder = reduction.recorder()?;
     let training = Training {
         model,
-        optimizer,
+        optimizer: update,
         scheduler: RATE,
     };
     Ok((training, recorder))
@@ -305,11 +302,11 @@ fn a_model_that_was_taken_apart_is_prepared_again() {
         let loaded = on_ranks(2, |group| {
             let rank = group.rank();
             let adam = AdamWConfig::new().init();
-            let mut optimizer = ZeroOptimizer::new(adam, group, small_buckets(stage))?;
-            let gpt = optimizer.prepare::<B, _>(Gpt::tied())?;
+            let mut update = over_ranks(adam, group, small_buckets(stage))?;
+            let gpt = update.prepare(Gpt::<B>::tied())?;
             let apart = gpt.clone().map(&mut Fill(0));
             let told = catch_unwind(AssertUnwindSafe(|| {
-                step(&mut optimizer.clone(), apart.clone(), text(0, rank, 2))
+                step(&mut update.clone(), apart.clone(), text(0, rank, 2))
             }));
             let told = *told.unwrap_err().downcast::<String>().unwrap();
             assert!(
@@ -317,8 +314,8 @@ fn a_model_that_was_taken_apart_is_prepared_again() {
                 "{told}"
             );
 
-            let again = optimizer.prepare::<B, _>(apart)?;
-            let train = |gpt, at| step(&mut optimizer, gpt, text(at, rank, 2));
+            let again = update.prepare(apart)?;
+            let train = |gpt, at| step(&mut update, gpt, text(at, rank, 2));
             Ok(weights(&(0..STEPS).fold(again, train)))
         });
         assert_eq!(loaded, sharded::<B>(2, &small_buckets(stage)), "{stage:?}");
@@ -392,12 +389,12 @@ fn frozen_clones_stay_what_they_are() {
             let sharded = on_ranks(world_size, |group| {
                 let rank = group.rank();
                 let adam = AdamWConfig::new().init();
-                let mut zero = ZeroOptimizer::new(adam, group, small_buckets(stage))?;
-                let mut model = zero.prepare::<B, _>(Distilled::new(true))?;
+                let mut update = over_ranks(adam, group, small_buckets(stage))?;
+                let mut model = update.prepare(Distilled::<B>::new(true))?;
                 for at in 0..STEPS {
                     let gradients = model.loss(batch(at, rank, world_size)).backward();
                     let gradients = GradientsParams::from_grads(gradients, &model);
-                    model = zero.step(RATE, model, gradients);
+                    model = update.step(RATE, model, gradients)?;
                 }
                 Ok(parameters(&model))
             });

@@ -6,9 +6,7 @@ use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn_accum::{AccumConfig, Counted, MultiSteps};
 use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
-use burn_zero::{
-    GroupOptions, ProcessGroup, ReduceOp, Stage, ThreadGroup, ZeroOptimizer, ZeroSettings,
-};
+use burn_zero::{GroupOptions, ProcessGroup, ReduceOp, Stage, ThreadGroup, ZeroSettings};
 
 use super::support::*;
 
@@ -119,9 +117,9 @@ fn counting_on_each_rank_alone_is_refused() {
             let rank = group.rank();
             let group: Arc<dyn ProcessGroup> = Arc::new(group);
             let adam = AdamWConfig::new().init();
-            let mut zero = ZeroOptimizer::new(adam, group, small_buckets(stage)).unwrap();
-            let model = zero.prepare::<B, _>(Net::new(&Default::default())).unwrap();
-            let mut optimizer = MultiSteps::new(zero, AccumConfig::tokens(1)).unwrap();
+            let mut update = over_ranks(adam, group, small_buckets(stage)).unwrap();
+            let model = update.prepare(Net::<B>::new(&Default::default())).unwrap();
+            let mut optimizer = MultiSteps::new(update, AccumConfig::tokens(1)).unwrap();
             let loss = model.loss(uneven(0, rank, 2));
             let gradients = Counted::mean(loss, rank + 1).backward(&model);
             let _ = optimizer.step(0.05, model, gradients);

@@ -3,12 +3,11 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use burn::optim::SgdConfig;
 use burn_checkpoint::snapshot::chrome_trace;
 use burn_checkpoint::trace::{self, Event, EventKind};
-use burn_zero::{BufferDtype, HostBuffer, ReduceOp, Stage, ZeroOptimizer};
+use burn_zero::{BufferDtype, HostBuffer, RankReduction, ReduceOp, Stage};
 
-use crate::support::{B, Net, on_each_rank, small_buckets};
+use crate::support::{on_each_rank, small_buckets};
 
 fn waits(events: &[Event]) -> Vec<(Duration, u64)> {
     let of_event = |event: &Event| match event.kind {
@@ -22,13 +21,8 @@ fn waits(events: &[Event]) -> Vec<(Duration, u64)> {
 fn a_wait_for_a_slower_rank_is_in_the_trace() {
     const LATE: Duration = Duration::from_millis(100);
     let traces = on_each_rank(2, |group| {
-        let settings = small_buckets(Stage::Gradients);
-        let optimizer = ZeroOptimizer::new(
-            SgdConfig::new().init::<B, Net<B>>(),
-            group.clone(),
-            settings,
-        );
-        optimizer.expect("the same settings");
+        let reduction = RankReduction::new(small_buckets(Stage::Gradients), group.clone());
+        reduction.expect("the same settings");
         let recording = trace::record();
         if group.rank() == 1 {
             sleep(LATE);

@@ -373,13 +373,20 @@ fn a_record_of_two_ranks_is_continued_by_three_and_by_one() {
             train()
         })
     };
-    for inside in [adamw as fn() -> Shards, grouped, on_host] {
+    let cases: [(fn() -> Shards, &str); 3] = [
+        (adamw, "optimizer/first.bias."),
+        (grouped, "optimizer/biases.first.bias."),
+        (on_host, "optimizer/first.bias."),
+    ];
+    for (inside, state_of_bias) in cases {
         let saved = trained(2, 0..2, inside);
         assert_eq!(saved.1, 2);
         let [one, two, three] = [1, 2, 3].map(|ranks| trained(ranks, 2..4, inside));
         assert_eq!(two, trained(2, 2..4, inside));
         assert_eq!((one.1, two.1, three.1), (4, 4, 4));
         assert!(distance(&one.0, &two.0) < 1e-5 && distance(&three.0, &two.0) < 1e-5);
+        let mut names = contents(root.path()).0.into_keys();
+        assert!(names.any(|name| name.starts_with(state_of_bias)));
         assert!(
             distance(&saved.0, &two.0) > 1e-3,
             "nothing was trained after the record"
