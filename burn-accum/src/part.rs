@@ -104,7 +104,9 @@ impl<B: AutodiffBackend> Stateful<B> for Accumulation {
         }
         state.put_number("window items", tally.window.items);
         for (id, sum) in sums {
-            let read = read_sync(B::InnerBackend::float_into_data(sum.tensor()));
+            // A sum of one rank's gradients, which a record keeps as it is.
+            let read =
+                gradient::update(|| read_sync(B::InnerBackend::float_into_data(sum.tensor())));
             let data = read.expect("the sums can be read from their device");
             state.put_tensor(format!("{SUM}{}", id.serialize()), data);
         }

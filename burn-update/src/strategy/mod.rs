@@ -34,6 +34,7 @@ use burn::train::{
     SupervisedLearningStrategy, TrainLoader, TrainStep, TrainingBackend, TrainingComponents,
     TrainingModel, TrainingStrategy, ValidLoader,
 };
+use burn_ranks::thread::MODEL_STACK_BYTES;
 use burn_ranks::{GroupOptions, ProcessGroup};
 
 pub use driver::{Driver, EpochTail, Position, RankDriver, WriteRecord};
@@ -352,12 +353,12 @@ impl<LC: LearningComponentsTypes + 'static> SupervisedLearningStrategy<LC> for U
     ) -> LearningResult<LC::InferenceModel> {
         // A learner has the model by value.
         let learner = Box::new(learner);
-        match &self.ranks {
+        with_stack(|| match &self.ranks {
             Ranks::Process(group) if group.rank() != 0 => {
                 self.train_in_silence(learner, train, valid, components)
             }
             _ => WithEvents(self).train(*learner, train, valid, components),
-        }
+        })
     }
 
     fn fit(
@@ -395,6 +396,12 @@ impl<LC: LearningComponentsTypes + 'static> UpdateStrategy<LC> {
             renderer: processor.renderer(),
         }
     }
+}
+
+/// Runs a training on this thread, with a new stack if too little is left of the thread's own for a
+/// model that is large by value. State of the thread stays: a budget that the user installed there.
+fn with_stack<R>(train: impl FnOnce() -> R) -> R {
+    stacker::maybe_grow(MODEL_STACK_BYTES / 2, MODEL_STACK_BYTES, train)
 }
 
 /// The training that Burn runs around the `fit` of every strategy, with its events.
