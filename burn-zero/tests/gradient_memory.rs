@@ -7,13 +7,14 @@ use std::sync::Arc;
 
 use burn::backend::Autodiff;
 use burn::nn::Linear;
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::optim::{AdamWConfig, GradientsParams};
 use burn::prelude::*;
 use burn_amp::{Detection, GradScaler};
 use burn_flex::Flex;
+use burn_update::{Update, UpdateError};
 use burn_zero::{
-    Estimate, GroupOptions, ModelStates, ProcessGroup, Sharded, Stage, ThreadGroup, ZeroConfig,
-    ZeroError, ZeroOptimizer, estimate,
+    Estimate, GroupOptions, ModelStates, ProcessGroup, RankReduction, ReduceOverRanks, Sharded,
+    Stage, ThreadGroup, ZeroConfig, estimate,
 };
 use layers::layers;
 use peak_alloc::PeakAlloc;
@@ -49,10 +50,11 @@ fn growth_bytes(stage: Stage, scaler: impl Fn() -> GradScaler + Sync, declared: 
     let grown = ThreadGroup::spawn(RANKS, GroupOptions::default(), |group| {
         let group: Arc<dyn ProcessGroup> = Arc::new(group);
         let device = Default::default();
-        let adam = AdamWConfig::new().init();
-        let mut optimizer = ZeroOptimizer::new(adam, group.clone(), config(stage).settings())?;
-        let mut model = optimizer.prepare::<B, _>(layers(LAYERS, WIDTH, 0.2))?;
-        let mut optimizer = scaler().wrap(optimizer);
+        let reduction = RankReduction::new(config(stage).settings(), group.clone())?;
+        let mut update = Update::new(AdamWConfig::new().init())
+            .reduce_by(&reduction)?
+            .scale(scaler())?;
+        let mut model = update.prepare(layers::<B>(LAYERS, WIDTH, 0.2))?;
         let mut grown = 0;
         for _ in 0..2 {
             let x = Tensor::<B, 2>::ones([1, WIDTH], &device);
@@ -69,16 +71,16 @@ fn growth_bytes(stage: Stage, scaler: impl Fn() -> GradScaler + Sync, declared: 
             grown = HEAP.peak_usage().saturating_sub(before);
             group.barrier("measured")?;
             let gradients = GradientsParams::from_grads(gradients, &model);
-            model = optimizer.step(0.01, model, gradients);
+            model = update.step(0.01, model, gradients)?;
         }
         // What the rank counted itself is within what was expected, too.
-        let (counted, most) = (optimizer.inner().peak_gradient_bytes(), expected(stage));
+        let (counted, most) = (reduction.peak_gradient_bytes(), expected(stage));
         assert!(counted >= most.gradient_bytes, "{counted} of {most:?}");
         assert!(
             counted <= most.peak_gradient_bytes(),
             "{counted} of {most:?}"
         );
-        Ok::<_, ZeroError>(grown)
+        Ok::<_, UpdateError>(grown)
     });
     grown
         .unwrap()

@@ -16,9 +16,10 @@ use burn::tensor::backend::AutodiffBackend;
 use burn_accum::{AccumConfig, MultiSteps};
 use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
 use burn_flex::Flex;
+use burn_update::{Update, UpdateError};
 use burn_zero::{
     GroupOptions, HostAdamWConfig, Memory, OffloadConfig, OffloadedAdamW, ParameterShards,
-    Partition, ProcessGroup, Sharded, SingleRank, Stage, ThreadGroup, ZeroError, ZeroOptimizer,
+    Partition, ProcessGroup, ReduceOverRanks, Sharded, SingleRank, Stage, ThreadGroup,
     ZeroSettings,
 };
 use layers::{Layers as Model, layers};
@@ -142,8 +143,9 @@ fn backward_waits_for_nothing_where_gradients_are_reduced_at_the_step() {
             let group: Arc<dyn ProcessGroup> = Arc::new(group);
             let sgd = SgdConfig::new().init();
             let settings = sharding(stage, Memory::Device);
-            let mut optimizer = ZeroOptimizer::new(sgd, group.clone(), settings).unwrap();
-            let mut model = optimizer.prepare::<B, _>(model()).unwrap();
+            let update = Update::new(sgd).reduce(settings, group.clone());
+            let mut update = update.unwrap();
+            let mut model = update.prepare(model::<B>()).unwrap();
             for at in 0..3 {
                 let loss = loss(&model, at);
                 let before = group.traffic();
@@ -158,7 +160,7 @@ fn backward_waits_for_nothing_where_gradients_are_reduced_at_the_step() {
                 let calls = group.traffic().total().calls - before.total().calls;
                 assert_eq!(calls, 3, "{stage:?}: only those of this test");
                 group.barrier("looked").unwrap();
-                model = step(&mut optimizer, model, gradients);
+                model = step(&mut update, model, gradients);
             }
         })
         .unwrap();
@@ -195,14 +197,13 @@ fn the_device_holds_a_few_buckets_of_gradients() {
     );
 }
 
-/// Eight micro-batches, an update each window.
-fn accumulate<B, O>(optimizer: O, window: usize) -> Vec<u32>
+/// Eight micro-batches.
+fn accumulate<B, O>(mut optimizer: O) -> Vec<u32>
 where
     B: AutodiffBackend,
     Model<B>: AutodiffModule<B>,
     O: Optimizer<Model<B>, B>,
 {
-    let mut optimizer = MultiSteps::new(optimizer, AccumConfig::mean(window)).unwrap();
     let mut model = model::<B>();
     for index in 0..8 {
         let gradients = loss(&model, index).backward();
@@ -215,16 +216,17 @@ where
 fn micro_batches_are_added_up_on_the_host_to_the_same_bits() {
     let _turn = turn();
     for window in [1, 2, 4] {
-        let plain = accumulate::<Plain, _>(on_host(), window);
-        assert_eq!(plain, accumulate::<B, _>(on_host(), window), "{window}");
+        let windows = AccumConfig::mean(window);
+        let multi_steps = || MultiSteps::new(on_host(), windows.clone()).unwrap();
+        let plain = accumulate::<Plain, _>(multi_steps());
+        assert_eq!(plain, accumulate::<B, _>(multi_steps()), "{window}");
         for stage in Stage::WITH_WHOLE_PARAMETERS {
-            let group = || Arc::new(SingleRank::new());
-            let zero =
-                |memory| ZeroOptimizer::new(on_host(), group(), sharding(stage, memory)).unwrap();
             for memory in [Memory::Device, Memory::Host] {
-                let mut optimizer = zero(memory);
-                optimizer.prepare::<B, _>(model::<B>()).unwrap();
-                assert_eq!(plain, accumulate::<B, _>(optimizer, window), "{stage}");
+                let group = Arc::new(SingleRank::new());
+                let update = Update::new(on_host()).reduce(sharding(stage, memory), group);
+                let mut update = update.unwrap().accumulate(windows.clone()).unwrap();
+                update.prepare(model::<B>()).unwrap();
+                assert_eq!(plain, accumulate::<B, _>(update), "{stage}");
             }
         }
     }
@@ -280,13 +282,13 @@ fn traffic<O>(
     optimizer: impl Fn() -> O + Sync,
 ) -> ((usize, usize), Vec<u32>)
 where
-    O: Optimizer<ParameterShards<B>, B>,
+    O: Optimizer<ParameterShards<B>, B> + 'static,
 {
     let _turn = turn();
     let results = ThreadGroup::spawn(ranks, GroupOptions::default(), |group| {
         let group: Arc<dyn ProcessGroup> = Arc::new(group);
-        let mut optimizer = ZeroOptimizer::new(optimizer(), group.clone(), sharding.clone())?;
-        let mut model = optimizer.prepare::<B, _>(model::<B>())?;
+        let mut update = Update::new(optimizer()).reduce(sharding.clone(), group.clone())?;
+        let mut model = update.prepare(model::<B>())?;
         let mut bytes = (0, 0);
         for index in 0..3 {
             let loss = loss(&model, index + group.rank());
@@ -295,14 +297,14 @@ where
                 take_events();
             }
             group.barrier("begin")?;
-            model = step(&mut optimizer, model, loss.backward());
+            model = step(&mut update, model, loss.backward());
             group.barrier("end")?;
             if group.rank() == 0 {
                 bytes = moved(&take_events());
             }
             group.barrier("counted")?;
         }
-        Ok::<_, ZeroError>((bytes, weights(&model)))
+        Ok::<_, UpdateError>((bytes, weights(&model)))
     });
     results.unwrap().remove(0).unwrap()
 }

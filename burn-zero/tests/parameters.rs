@@ -15,11 +15,12 @@ use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn_checkpoint::{Remat, RematStats, checkpoint, checkpoint_units, is_delivered};
 use burn_flex::Flex;
+use burn_update::{Update, UpdateError};
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
-    HostAdamWConfig, Memory, ModelStates, OffloadConfig, OffloadedAdamW, Sharded, SingleRank,
-    Stage, ThreadGroup, Training, ZeroConfig, ZeroError, ZeroOptimizer, ZeroOptimizerError,
-    ZeroSettings, estimate, offload_parameters,
+    HostAdamWConfig, Memory, ModelStates, OffloadConfig, OffloadedAdamW, RankReduction,
+    ReduceOverRanks, Sharded, SingleRank, Stage, ThreadGroup, Training, ZeroConfig, ZeroError,
+    ZeroOptimizerError, ZeroSettings, estimate, offload_parameters,
 };
 use layers::{Layers as Model, layers};
 use probe::{Event, Probe, Upload, growth_bytes, moved, take_events, take_uploads};
@@ -269,17 +270,16 @@ fn an_optimizer_on_the_device_returns_parameters_to_the_host() {
         ..ZeroSettings::default()
     };
     let group = Arc::new(SingleRank::new());
-    let mut zero = ZeroOptimizer::new(SgdConfig::new().init(), group, settings).expect("one rank");
-    let mut model = zero
-        .prepare::<B, _>(lazy())
-        .expect("a backend with `Remat`");
+    let update = Update::new(SgdConfig::new().init()).reduce(settings, group);
+    let mut update = update.expect("one rank");
+    let mut model = update.prepare(lazy::<B>()).expect("a backend with `Remat`");
     for _ in 0..STEPS {
         let gradients = layers::loss(&model, input()).backward();
         let gradients = GradientsParams::from_grads(gradients, &model);
         // The new values replace their gradients one by one.
-        let (held, stepped) = growth_bytes(|| zero.step(0.01, model, gradients));
+        let (held, stepped) = growth_bytes(|| update.step(0.01, model, gradients));
         assert!(held <= 4 * LAYER_BYTES, "{held}");
-        model = stepped;
+        model = stepped.expect("a step");
         // Weights that a program sets are on the device, until the next step.
         model[0].weight = model[0].weight.clone().map(|weight| {
             Tensor::from_data(weight.into_data(), &Default::default()).require_grad()
@@ -299,10 +299,10 @@ fn ranks_hold_their_parameters_in_host_memory() {
                 parameters: memory,
                 ..ZeroSettings::default()
             };
-            let mut zero =
-                ZeroOptimizer::new(AdamWConfig::new().init(), Arc::new(group), settings)?;
-            let model = zero.prepare::<B, _>(layers(LAYERS, WIDTH, 0.2))?;
-            Ok::<_, ZeroError>(train(model, zero))
+            let update = Update::new(AdamWConfig::new().init());
+            let mut update = update.reduce(settings, Arc::new(group))?;
+            let model = update.prepare(layers::<B>(LAYERS, WIDTH, 0.2))?;
+            Ok::<_, UpdateError>(train(model, update))
         });
         let trained: Result<Vec<_>, _> = trained.expect("ranks end").into_iter().collect();
         trained.expect("ranks agree")
@@ -319,25 +319,26 @@ fn a_sharded_record_goes_from_host_memory_to_the_device_and_back() {
             parameters,
             ..ZeroSettings::default()
         };
-        let adam = AdamWConfig::new().init();
-        let mut zero = ZeroOptimizer::new(adam, Arc::new(SingleRank::new()), settings).unwrap();
-        let model = zero.prepare::<B, _>(layers(4, 8, 0.2)).unwrap();
+        let reduction = RankReduction::new(settings, Arc::new(SingleRank::new())).unwrap();
+        let update = Update::new(AdamWConfig::new().init()).reduce_by(&reduction);
+        let mut update = update.unwrap();
+        let model = update.prepare(layers::<B>(4, 8, 0.2)).unwrap();
         (
-            zero.recorder().unwrap(),
+            reduction.recorder().unwrap(),
             Training {
                 model,
-                optimizer: zero,
+                optimizer: update,
                 scheduler: 0.01,
             },
         )
     };
-    let steps = |mut training: Training<Model<B>, _, f64>| {
+    let steps = |mut training: Training<Model<B>, Update<Model<B>, B>, f64>| {
         for _ in 0..2 {
             let x = Tensor::full([ROWS, 8], 0.5, &Default::default());
             let gradients = layers::loss(&training.model, x).backward();
             let gradients = GradientsParams::from_grads(gradients, &training.model);
-            let optimizer: &mut ZeroOptimizer<_> = &mut training.optimizer;
-            training.model = optimizer.step(0.01, training.model, gradients);
+            let updated = training.optimizer.step(0.01, training.model, gradients);
+            training.model = updated.unwrap();
         }
         training
     };
@@ -385,10 +386,12 @@ fn a_backend_without_remat_is_refused_and_says_so() {
         ..ZeroSettings::default()
     };
     let group = Arc::new(SingleRank::new());
-    let mut zero = ZeroOptimizer::new(SgdConfig::new().init(), group, settings).expect("one rank");
-    let refused = zero.prepare::<Plain, _>(layers(1, 4, 0.2));
+    let update = Update::new(SgdConfig::new().init()).reduce(settings, group);
+    let refused = update
+        .expect("one rank")
+        .prepare(layers::<Plain>(1, 4, 0.2));
     let error = refused.expect_err("nothing uploads at each use");
-    assert_eq!(ZeroError::from(error_of()), error);
+    assert_eq!(Some(&ZeroError::from(error_of())), error.cause());
 
     fn error_of() -> ZeroOptimizerError {
         let backend = Plain::name(&Default::default());

@@ -4,16 +4,17 @@ use std::sync::{Arc, Mutex};
 
 use burn::backend::Autodiff;
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer};
+use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{ElementConversion, Tensor};
-use burn_accum::{AccumConfig, ClipGlobalNorm, MultiSteps};
+use burn_accum::{AccumConfig, ClipByNorm};
 use burn_amp::{Autocast, Detection, F16, GradScaler, GradScalerConfig};
 use burn_checkpoint::Remat;
 use burn_flex::Flex;
+use burn_update::Update;
 use burn_zero::{
-    GroupOptions, Memory, ParameterShards, ProcessGroup, Sharded, Stage, ThreadGroup, WithHost,
-    ZeroOptimizer, ZeroSettings,
+    GroupOptions, Memory, ProcessGroup, RankReduction, ReduceOverRanks, Sharded, Stage,
+    ThreadGroup, WithHost, ZeroSettings,
 };
 use log::{LevelFilter, Log, Metadata, Record};
 
@@ -60,35 +61,39 @@ fn gradients<B: AutodiffBackend>(model: &Linear<B>, rank: usize) -> GradientsPar
     GradientsParams::from_grads(model.forward(x).square().mean().backward(), model)
 }
 
-/// Layers around and inside of the optimizer, Burn's accumulation, and the norm over all ranks: all
-/// of it belongs to an update.
+/// An update's parts, Burn's accumulation, and the norm over all ranks: all of it belongs to an
+/// update.
 fn update_as_intended<B: AutodiffBackend>(group: ThreadGroup, settings: ZeroSettings) {
     let rank = group.rank();
-    let adamw = AdamWConfig::new().init::<B, ParameterShards<B>>();
-    let clip = ClipGlobalNorm::new(adamw, 1.0).unwrap();
-    let norm = clip.norm();
-    let zero = ZeroOptimizer::new(clip, Arc::new(group), settings).unwrap();
-    let mut zero = zero.with_norm(move |value| norm.provide(value));
-    let mut model = zero.prepare::<B, _>(model()).unwrap();
+    let reduction = RankReduction::new(settings, Arc::new(group)).unwrap();
+    let update = Update::new(AdamWConfig::new().init()).clip_norm(1.0);
+    let mut update = update.unwrap().reduce_by(&reduction).unwrap();
+    let mut model = update.prepare(model::<B>()).unwrap();
     for _ in 0..2 {
         let mut accumulator = GradientsAccumulator::new();
         for _ in 0..2 {
             accumulator.accumulate(&model, gradients(&model, rank));
         }
         let sums = accumulator.grads();
-        zero.global_norm::<B, _>(&model, &sums).unwrap();
-        model = zero.step(0.01, model, sums);
+        reduction.global_norm::<B, _>(&model, &sums).unwrap();
+        model = update.step(0.01, model, sums).unwrap();
     }
-    let steps = MultiSteps::new(zero, AccumConfig::mean(2)).unwrap();
+    let windows = update.accumulate(AccumConfig::mean(2)).unwrap();
     for detection in [Detection::Sync, Detection::Deferred] {
         let scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
-        let mut optimizer = scaler.with_detection(detection).wrap(steps.clone());
+        let scaled = windows.clone().scale(scaler.with_detection(detection));
+        let mut update = scaled.unwrap();
         for _ in 0..4 {
             let gradients = gradients(&model, rank);
-            model = optimizer.step(0.01, model, gradients);
+            model = update.step(0.01, model, gradients).unwrap();
         }
-        Optimizer::<Linear<B>, B>::to_record(&optimizer);
+        update.record();
     }
+}
+
+fn over_ranks(settings: ZeroSettings, group: ThreadGroup) -> Update<Linear<B>, B> {
+    let update = Update::new(AdamWConfig::new().init());
+    update.reduce(settings, Arc::new(group)).unwrap()
 }
 
 fn sum_of_squares(model: &Linear<B>, gradients: &GradientsParams) -> f32 {
@@ -121,9 +126,8 @@ fn a_loop_that_reads_gradients_of_ranks_is_told_once_what_to_do() {
     // One rank has all of its gradients.
     ThreadGroup::spawn(1, GroupOptions::default(), |group| {
         let zero = ZeroSettings::stage(Stage::Gradients);
-        let mut zero =
-            ZeroOptimizer::new(AdamWConfig::new().init(), Arc::new(group), zero).unwrap();
-        let model = zero.prepare::<B, _>(model()).unwrap();
+        let mut update = over_ranks(zero, group);
+        let model = update.prepare(model()).unwrap();
         sum_of_squares(&model, &gradients(&model, 0));
     })
     .unwrap();
@@ -133,13 +137,12 @@ fn a_loop_that_reads_gradients_of_ranks_is_told_once_what_to_do() {
         ThreadGroup::spawn(2, GroupOptions::default(), |group| {
             let rank = group.rank();
             let zero = ZeroSettings::stage(stage);
-            let mut zero =
-                ZeroOptimizer::new(AdamWConfig::new().init(), Arc::new(group), zero).unwrap();
-            let mut model = zero.prepare::<B, _>(model()).unwrap();
+            let mut update = over_ranks(zero, group);
+            let mut model = update.prepare(model()).unwrap();
             for _ in 0..2 {
                 let gradients = gradients(&model, rank);
                 sum_of_squares(&model, &gradients);
-                model = zero.step(0.01, model, gradients);
+                model = update.step(0.01, model, gradients).unwrap();
             }
         })
         .unwrap();

@@ -10,15 +10,16 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::nn::{Dropout, DropoutConfig};
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::optim::AdamWConfig;
 use burn::prelude::*;
 use burn::tensor::Distribution;
 use burn::tensor::backend::AutodiffBackend;
 use burn_amp::{Autocast, Bf16};
 use burn_flex::Flex;
+use burn_update::{Update, UpdateError};
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
-    ProcessGroup, RecordError, SingleRank, Stage, Training, ZeroError, ZeroOptimizer,
+    ProcessGroup, RankReduction, RecordError, ReduceOverRanks, SingleRank, Stage, Training,
     ZeroOptimizerError,
 };
 
@@ -35,28 +36,34 @@ fn dropped<B: Backend>(x: Tensor<B, 2>) -> Tensor<B, 2> {
     dropout.forward(x)
 }
 
+fn reduced_by<B: AutodiffBackend>(reduction: &RankReduction) -> Update<Net<B>, B> {
+    let update = Update::new(AdamWConfig::new().init());
+    update.reduce_by(reduction).unwrap()
+}
+
 /// Three steps, of which each draws a mask of its own.
 fn train<B: AutodiffBackend>(
     group: Arc<dyn ProcessGroup>,
     stage: Stage,
     seed: Option<u64>,
-) -> Result<Vec<Vec<f32>>, ZeroError> {
+) -> Result<Vec<Vec<f32>>, UpdateError> {
     let (rank, world_size) = (group.rank(), group.world_size());
-    let mut zero = ZeroOptimizer::new(AdamWConfig::new().init(), group, small_buckets(stage))?;
+    let mut reduction = RankReduction::new(small_buckets(stage), group)?;
     if let Some(seed) = seed {
-        zero = zero.with_seed(seed);
+        reduction = reduction.with_seed(seed);
     }
-    let mut model = zero.prepare::<B, _>(Net::new(&Default::default()))?;
+    let mut update = reduced_by(&reduction);
+    let mut model = update.prepare(Net::<B>::new(&Default::default()))?;
     for step in 0..3 {
         let loss = model.loss(dropped(batch(step, rank, world_size)));
-        let gradients = GradientsParams::from_grads(loss.backward(), &model);
-        model = zero.step(0.05, model, gradients);
+        let gradients = update.backward(&model, loss);
+        model = update.step(0.05, model, gradients)?;
     }
     Ok(parameters(&model))
 }
 
 fn ranks<B: AutodiffBackend>(stage: Stage, seed: u64) -> Vec<Vec<f32>> {
-    on_ranks(4, |group| Ok(train::<B>(group, stage, Some(seed))?))
+    on_ranks(4, |group| train::<B>(group, stage, Some(seed)))
 }
 
 #[test]
@@ -85,11 +92,9 @@ fn drawn(reseeds: bool) -> Vec<Vec<Vec<f32>>> {
     };
     on_each_rank(3, |group| {
         let rank = group.rank();
-        let adam = AdamWConfig::new().init();
-        let mut zero = ZeroOptimizer::new(adam, group, small_buckets(Stage::Gradients))
-            .unwrap()
-            .with_seed(7);
-        let model = zero.prepare::<B, _>(Net::new(&device)).unwrap();
+        let reduction = RankReduction::new(small_buckets(Stage::Gradients), group);
+        let mut update = reduced_by(&reduction.unwrap().with_seed(7));
+        let model = update.prepare(Net::<B>::new(&device)).unwrap();
         if rank == 2 {
             std::thread::scope(|scope| scope.spawn(|| (0..50).for_each(|_| drop(draw()))).join())
                 .unwrap();
@@ -101,7 +106,7 @@ fn drawn(reseeds: bool) -> Vec<Vec<Vec<f32>>> {
             <B as Backend>::seed(&device, 11);
             drawn.extend((0..20).map(|_| draw()));
         }
-        drop((zero, model));
+        drop((update, model));
         drawn
     })
 }
@@ -128,10 +133,9 @@ fn others_draw_as_ever() {
     let _turn = turn();
     let device = Default::default();
     let group = Arc::new(SingleRank::new());
-    let adam = AdamWConfig::new().init();
-    let zero = ZeroOptimizer::new(adam, group, small_buckets(Stage::Gradients));
-    let mut zero = zero.unwrap().with_seed(7);
-    let model = zero.prepare::<B, _>(Net::new(&device)).unwrap();
+    let reduction = RankReduction::new(small_buckets(Stage::Gradients), group);
+    let mut update = reduced_by(&reduction.unwrap().with_seed(7));
+    let model = update.prepare(Net::<B>::new(&device)).unwrap();
     let seeded = || {
         <B as Backend>::seed(&device, 3);
         let ours = Tensor::<B, 1>::random([3], Distribution::Default, &device).into_data();
@@ -140,7 +144,7 @@ fn others_draw_as_ever() {
         ours == burns
     };
     assert!(seeded());
-    drop((zero, model));
+    drop((update, model));
     assert!(seeded());
 }
 
@@ -148,14 +152,14 @@ fn others_draw_as_ever() {
 fn saved_and_resumed(world_size: usize, dir: &Path) -> Vec<Vec<Vec<f32>>> {
     let trained = on_each_rank(world_size, |group| {
         let (rank, device) = (group.rank(), Default::default());
-        let adam = AdamWConfig::new().init();
-        let zero = ZeroOptimizer::new(adam, group, small_buckets(Stage::OptimizerState))?;
-        let mut optimizer = zero.with_seed(7);
-        let model = optimizer.prepare::<B, _>(Net::new(&device))?;
-        let recorder = optimizer.recorder()?;
+        let settings = small_buckets(Stage::OptimizerState);
+        let reduction = RankReduction::new(settings, group)?.with_seed(7);
+        let mut update = reduced_by(&reduction);
+        let model = update.prepare(Net::<B>::new(&device)).unwrap();
+        let recorder = reduction.recorder()?;
         let training = Training {
             model,
-            optimizer,
+            optimizer: update,
             scheduler: 0.05,
         };
         let (mut training, found) = recorder.load::<B, _, _, _>(dir, None, training)?;
@@ -166,9 +170,10 @@ fn saved_and_resumed(world_size: usize, dir: &Path) -> Vec<Vec<Vec<f32>>> {
         }
         for step in found.map_or(0, |state| state.step)..4 {
             let x = dropped(batch(step as usize, rank, world_size));
-            let gradients = training.model.loss(x).backward();
-            let gradients = GradientsParams::from_grads(gradients, &training.model);
-            training.model = training.optimizer.step(0.05, training.model, gradients);
+            let loss = training.model.loss(x);
+            let gradients = training.optimizer.backward(&training.model, loss);
+            let updated = training.optimizer.step(0.05, training.model, gradients);
+            training.model = updated.unwrap();
             if step == 1 {
                 let state = TrainingState::at_step(2);
                 seed_again(&state);
@@ -195,12 +200,13 @@ fn a_resumed_training_draws_what_the_uninterrupted_one_does() {
 fn the_backend_must_be_able_to() {
     let _turn = turn();
     let error = on_ranks(2, |group| {
-        Ok(train::<Plain>(group, Stage::OptimizerState, Some(7)).err())
+        let refused = train::<Plain>(group, Stage::OptimizerState, Some(7)).err();
+        Ok(refused.as_ref().and_then(refused_by_reduction).cloned())
     });
     assert!(
         matches!(
             &error,
-            Some(ZeroError::Optimizer(ZeroOptimizerError::NotSharded { what, .. }))
+            Some(ZeroOptimizerError::NotSharded { what, .. })
                 if what.contains("with_seed")
         ),
         "{error:?}"

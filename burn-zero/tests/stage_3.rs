@@ -18,17 +18,19 @@ use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer, SgdConfig};
 use burn::prelude::*;
 use burn::tensor::DType;
+use burn::tensor::backend::AutodiffBackend;
 use burn_amp::{Autocast, Bf16};
 use burn_checkpoint::{Remat, RematStats, checkpoint, checkpoint_units};
 use burn_flex::Flex;
 use burn_ranks::{Operation, RanksError};
 use burn_store::{ModuleSnapshot, SafetensorsStore};
-use burn_zero::parts::ShardOptimizer;
+use burn_update::{Update, UpdateError};
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
-    GroupFault, HostAdamWConfig, Memory, ModelStates, OffloadConfig, Partition, ProcessGroup,
-    RecordError, Sharded, Stage, ThreadGroup, Training, ZeroConfig, ZeroError, ZeroOptimizer,
-    ZeroSettings, ZeroStrategy, estimate, offload_parameters, read_on_use, shard_parameters,
+    GroupFault, HostAdamWConfig, Memory, ModelStates, OffloadConfig, ParameterShards, Partition,
+    ProcessGroup, RankReduction, RecordError, ReduceOverRanks, Sharded, Stage, ThreadGroup,
+    Training, ZeroConfig, ZeroSettings, estimate, offload_parameters, read_on_use,
+    shard_parameters,
 };
 use layers::layers;
 use peak_alloc::PeakAlloc;
@@ -104,6 +106,26 @@ impl<B: Backend> Net<B> {
     }
 }
 
+/// An update over the ranks of `group`.
+fn over_ranks<M: AutodiffModule<A> + 'static, A: AutodiffBackend>(
+    optimizer: impl Optimizer<ParameterShards<A>, A> + 'static,
+    group: Arc<dyn ProcessGroup>,
+    settings: ZeroSettings,
+) -> Result<Update<M, A>, UpdateError> {
+    Update::new(optimizer).reduce(settings, group)
+}
+
+/// As [`over_ranks`], with its handle.
+fn reduced<M: AutodiffModule<B> + 'static>(
+    optimizer: impl Optimizer<ParameterShards<B>, B> + 'static,
+    group: Arc<dyn ProcessGroup>,
+    settings: ZeroSettings,
+) -> Result<(Update<M, B>, RankReduction), UpdateError> {
+    let reduction = RankReduction::new(settings, group)?;
+    let update = Update::new(optimizer).reduce_by(&reduction)?;
+    Ok((update, reduction))
+}
+
 /// Of the blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Scopes {
@@ -143,17 +165,17 @@ fn train<O>(
     scopes: Scopes,
 ) -> Vec<Trained>
 where
-    O: ShardOptimizer<B>,
+    O: Optimizer<ParameterShards<B>, B> + 'static,
 {
     let start = Mutex::new(Net::<B>::new());
     let trained = ThreadGroup::spawn(ranks, Default::default(), |group| {
         let rank = group.rank();
         let mut model = start.lock().unwrap().clone();
-        let mut zero = ZeroOptimizer::new(optimizer(), Arc::new(group), settings.clone())?;
+        let mut update = over_ranks(optimizer(), Arc::new(group), settings.clone())?;
         if scopes == Scopes::Units {
             (model, _) = checkpoint_units(model).expect("blocks");
         }
-        model = zero.prepare::<B, _>(model)?;
+        model = update.prepare(model)?;
         if scopes == Scopes::UnitsOfPrepared {
             (model, _) = checkpoint_units(model).expect("blocks");
         }
@@ -176,7 +198,7 @@ where
                 );
                 sum.accumulate(&model, gradients);
             }
-            model = zero.step(0.05, model, sum.grads());
+            model = update.step(0.05, model, sum.grads())?;
         }
         let losses = losses.into_iter().map(f32::to_bits).collect();
         let valid = bits(&model.valid());
@@ -185,7 +207,7 @@ where
             valid == parameters,
             "the module for validation has them too"
         );
-        Ok::<_, ZeroError>(Trained { losses, parameters })
+        Ok::<_, UpdateError>(Trained { losses, parameters })
     });
     let trained: Result<Vec<_>, _> = trained.expect("ranks end").into_iter().collect();
     trained.expect("ranks agree")
@@ -316,28 +338,27 @@ fn shards_are_held_where_the_setting_puts_them() {
                 ..ZeroSettings::stage(Stage::Parameters)
             };
             let sgd = SgdConfig::new().init();
-            let mut zero = ZeroOptimizer::new(sgd, group.clone(), settings)?;
-            let model = frozen_but(layers(LAYERS, WIDTH, 0.2), 0);
-            let model = zero.prepare::<B, _>(model)?;
+            let mut update = over_ranks(sgd, group.clone(), settings)?;
+            let model = update.prepare(frozen_but(layers::<B>(LAYERS, WIDTH, 0.2), 0))?;
             let x = Tensor::ones([2, WIDTH], &Default::default());
             let gradients = layers::loss(&model, x).backward();
             let gradients = GradientsParams::from_grads(gradients, &model);
             group.barrier("backward")?;
             take_events();
             group.barrier("an update")?;
-            let model = zero.step(0.01, model, gradients);
+            let model = update.step(0.01, model, gradients)?;
             group.barrier("updated")?;
             let moved = moved(&take_events());
             group.barrier("taken")?;
             let held = (live_bytes(), HEAP.current_usage());
             group.barrier("read")?;
-            drop((model, zero));
+            drop((model, update));
             group.barrier("dropped")?;
             let device_bytes = held.0 - live_bytes();
             // What the backend has is in the heap too.
             let host_bytes = held.1 - HEAP.current_usage() - device_bytes;
             group.barrier("read again")?;
-            Ok::<_, ZeroError>(Held {
+            Ok::<_, UpdateError>(Held {
                 device_bytes,
                 host_bytes,
                 moved,
@@ -387,8 +408,8 @@ fn a_rank_sends_its_shard_in_forward_and_in_backward_and_holds_one_parameter() {
             ..ZeroSettings::stage(Stage::Parameters)
         };
         let adam = AdamWConfig::new().init();
-        let mut zero = ZeroOptimizer::new(adam, group.clone(), settings)?;
-        let mut model = zero.prepare::<B, _>(layers(LAYERS, WIDTH, 0.2))?;
+        let mut update = over_ranks(adam, group.clone(), settings)?;
+        let mut model = update.prepare(layers::<B>(LAYERS, WIDTH, 0.2))?;
         let sent = |operation| group.traffic().of(operation).elements;
         let mut held = Vec::new();
         for _ in 0..2 {
@@ -398,12 +419,12 @@ fn a_rank_sends_its_shard_in_forward_and_in_backward_and_holds_one_parameter() {
                 let x = Tensor::full([2, WIDTH], 0.5, &Default::default());
                 let loss = layers::loss(&model, x);
                 group.barrier("forward")?;
-                Ok::<_, ZeroError>(loss)
+                Ok::<_, UpdateError>(loss)
             };
             let (bytes, loss) = own_growth_bytes(forward);
             held.push(bytes);
             let gradients = GradientsParams::from_grads(loss?.backward(), &model);
-            model = zero.step(0.01, model, gradients);
+            model = update.step(0.01, model, gradients)?;
             let gathered = sent(Operation::AllGather) - before.0;
             let reduced = sent(Operation::ReduceScatter) - before.1;
             // The last layer stays gathered from forward to backward, which does not use the first.
@@ -411,7 +432,7 @@ fn a_rank_sends_its_shard_in_forward_and_in_backward_and_holds_one_parameter() {
             assert_eq!(gathered, (2 * LAYERS - 2) as u64 * layer);
             assert_eq!(reduced, LAYERS as u64 * layer);
         }
-        Ok::<_, ZeroError>(held)
+        Ok::<_, UpdateError>(held)
     });
     for held in found.expect("ranks end") {
         for bytes in held.expect("ranks agree") {
@@ -435,8 +456,8 @@ fn scopes_of_one_unit_send_what_is_estimated() {
             let group = Arc::new(group);
             let adam = AdamWConfig::new().init();
             let settings = ZeroSettings::stage(Stage::Parameters);
-            let mut zero = ZeroOptimizer::new(adam, group.clone(), settings)?;
-            let mut model = zero.prepare::<B, _>(layers(LAYERS, WIDTH, 0.2))?;
+            let mut update = over_ranks(adam, group.clone(), settings)?;
+            let mut model = update.prepare(layers::<B>(LAYERS, WIDTH, 0.2))?;
             let sent = || group.traffic().of(Operation::AllGather).elements;
             let mut each = Vec::new();
             for _ in 0..3 {
@@ -450,10 +471,10 @@ fn scopes_of_one_unit_send_what_is_estimated() {
                     })
                 });
                 let gradients = GradientsParams::from_grads(y.sum().backward(), &model);
-                model = zero.step(0.01, model, gradients);
+                model = update.step(0.01, model, gradients)?;
                 each.push(sent() - before);
             }
-            Ok::<_, ZeroError>(each)
+            Ok::<_, UpdateError>(each)
         });
         let sent = sent.expect("ranks end").swap_remove(0);
         let layer = (WIDTH * WIDTH / RANKS * (RANKS - 1)) as u64;
@@ -503,8 +524,8 @@ fn gathered_ahead(freeze: impl Fn(Vec<Linear<B>>) -> Vec<Linear<B>> + Sync) {
             bucket_elements: WIDTH * WIDTH,
             ..ZeroSettings::stage(Stage::Parameters)
         };
-        let mut zero = ZeroOptimizer::new(adam, group.clone(), settings)?;
-        let mut model = zero.prepare::<B, _>(freeze(layers(4, WIDTH, 0.2)))?;
+        let mut update = over_ranks(adam, group.clone(), settings)?;
+        let mut model = update.prepare(freeze(layers::<B>(4, WIDTH, 0.2)))?;
         let sent = || group.traffic().of(Operation::AllGather).elements;
         let mut found = Vec::new();
         for _ in 0..3 {
@@ -522,10 +543,10 @@ fn gathered_ahead(freeze: impl Fn(Vec<Linear<B>>) -> Vec<Linear<B>> + Sync) {
                 group.barrier("read")?;
             }
             let gradients = GradientsParams::from_grads(x.mean().backward(), &model);
-            model = zero.step(0.01, model, gradients);
+            model = update.step(0.01, model, gradients)?;
             found.push(held);
         }
-        Ok::<_, ZeroError>(found)
+        Ok::<_, UpdateError>(found)
     });
     let part = (WIDTH * WIDTH / RANKS) as u64;
     for found in found.expect("ranks end") {
@@ -554,12 +575,12 @@ fn units_are_those_of_a_function_of_the_path() {
             let group = Arc::new(group);
             let adam = AdamWConfig::new().init();
             let settings = ZeroSettings::stage(Stage::Parameters);
-            let zero = ZeroOptimizer::new(adam, group.clone(), settings)?;
-            let mut zero = match units[group.rank()] {
-                Some(unit) => zero.with_units(unit),
-                None => zero,
-            };
-            let mut model = zero.prepare::<B, _>(layers(LAYERS, 8, 0.2))?;
+            let mut reduction = RankReduction::new(settings, group.clone())?;
+            if let Some(unit) = units[group.rank()] {
+                reduction = reduction.with_units(unit);
+            }
+            let mut update = Update::new(adam).reduce_by(&reduction)?;
+            let mut model = update.prepare(layers::<B>(LAYERS, 8, 0.2))?;
             let gathered = || group.traffic().of(Operation::AllGather).elements;
             let mut before = 0;
             for _ in 0..2 {
@@ -567,10 +588,10 @@ fn units_are_those_of_a_function_of_the_path() {
                 let x = Tensor::ones([2, 8], &Default::default());
                 let gradients = layers::loss(&model, x).backward();
                 let gradients = GradientsParams::from_grads(gradients, &model);
-                model = zero.step(0.05, model, gradients);
+                model = update.step(0.05, model, gradients)?;
             }
             let gathered = (gathered() - before) / (8 * 8 / 2);
-            Ok::<_, ZeroError>((layers::weights(&model), gathered))
+            Ok::<_, UpdateError>((layers::weights(&model), gathered))
         });
         let found: Result<Vec<_>, _> = found.expect("ranks end").into_iter().collect();
         found.map(|mut found| found.swap_remove(0))
@@ -582,7 +603,7 @@ fn units_are_those_of_a_function_of_the_path() {
     assert_eq!(gathered as usize, LAYERS);
     assert_eq!(found, expected);
     match train([None, Some(|_| "all".into())]) {
-        Err(ZeroError::Ranks(RanksError::Disagreement {
+        Err(UpdateError::Ranks(RanksError::Disagreement {
             label, peer_value, ..
         })) => {
             assert_eq!(label, "units of the parameters, entry 0");
@@ -606,14 +627,14 @@ fn under_autocast_units_are_gathered_in_the_low_type_with_the_same_bits() {
                 shards,
                 ..ZeroSettings::stage(stage)
             };
-            let mut zero = ZeroOptimizer::new(adam, group.clone(), settings)?;
-            let model = layers(LAYERS, WIDTH, 0.2);
+            let mut update = over_ranks(adam, group.clone(), settings)?;
+            let model = layers::<Low>(LAYERS, WIDTH, 0.2);
             let model = if is_frozen {
                 frozen_but(model, 0)
             } else {
                 model
             };
-            let mut model = zero.prepare::<Low, _>(model)?;
+            let mut model = update.prepare(model)?;
             let sent = || group.traffic().of(Operation::AllGather).data_bytes;
             let (mut losses, mut gathered) = (Vec::new(), Vec::new());
             for step in 0..STEPS {
@@ -622,11 +643,11 @@ fn under_autocast_units_are_gathered_in_the_low_type_with_the_same_bits() {
                 let loss = layers::loss(&model, Tensor::full([2, WIDTH], x, &Default::default()));
                 losses.push(loss.clone().into_data());
                 let gradients = GradientsParams::from_grads(loss.backward(), &model);
-                model = zero.step(0.01, model, gradients);
+                model = update.step(0.01, model, gradients)?;
                 gathered.push(sent() - before);
             }
             // In their own type, though they are held in the low one.
-            Ok::<_, ZeroError>((losses, bits(&model), gathered))
+            Ok::<_, UpdateError>((losses, bits(&model), gathered))
         });
         let trained: Result<Vec<_>, _> = trained.expect("ranks end").into_iter().collect();
         trained.expect("ranks agree")
@@ -688,17 +709,17 @@ fn told(steps: usize, change: impl Fn(&mut Vec<Linear<B>>) + Sync, sides: [&str;
         let rank = group.rank();
         let adam = AdamWConfig::new().init();
         let settings = ZeroSettings::stage(Stage::Parameters);
-        let mut zero = ZeroOptimizer::new(adam, Arc::new(group), settings)?;
-        let mut model = zero.prepare::<B, _>(layers(3, 8, 0.2))?;
+        let mut update = over_ranks(adam, Arc::new(group), settings)?;
+        let mut model = update.prepare(layers::<B>(3, 8, 0.2))?;
         let loss = |model: &Vec<_>| layers::loss(model, Tensor::ones([2, 8], &Default::default()));
         for _ in 0..steps {
             let gradients = GradientsParams::from_grads(loss(&model).backward(), &model);
-            model = zero.step(0.05, model, gradients);
+            model = update.step(0.05, model, gradients)?;
         }
         if rank == 1 {
             change(&mut model);
         }
-        Ok::<_, ZeroError>(loss(&model).into_data())
+        Ok::<_, UpdateError>(loss(&model).into_data())
     });
     let message = match ended {
         Err(RanksError::Group(GroupFault::PeerPanicked { message, .. })) => message,
@@ -718,16 +739,16 @@ fn a_panic_between_gathers_ends_all_ranks_and_leaves_nothing_behind() {
     for in_backward in [false, true] {
         let ended = ThreadGroup::spawn(2, Default::default(), |group| {
             let may_go_on = group.rank() == 0;
-            let mut zero = ZeroOptimizer::new(adam(), Arc::new(group), settings.clone())?;
-            let mut model = zero.prepare::<B, _>(layers(3, 8, 0.2))?;
+            let mut update = over_ranks(adam(), Arc::new(group), settings.clone())?;
+            let mut model = update.prepare(layers::<B>(3, 8, 0.2))?;
             let x = Tensor::ones([2, 8], &Default::default());
             let x = model[0].forward(x);
             assert!(in_backward || may_go_on, "no more of this");
             let loss = layers::loss(&model, x);
             assert!(may_go_on, "no more of this");
             let gradients = GradientsParams::from_grads(loss.backward(), &model);
-            model = zero.step(0.05, model, gradients);
-            Ok::<_, ZeroError>(bits(&model))
+            model = update.step(0.05, model, gradients)?;
+            Ok::<_, UpdateError>(bits(&model))
         });
         let message = ended.expect_err("a rank panicked").to_string();
         assert!(
@@ -747,12 +768,13 @@ fn a_record_is_saved_and_loaded_without_a_whole_parameter() {
             let group = Arc::new(group);
             let adam = AdamWConfig::new().init();
             let settings = ZeroSettings::stage(Stage::Parameters);
-            let mut zero = ZeroOptimizer::new(adam, group.clone(), settings)?;
-            let model = zero.prepare::<B, _>(layers(3, WIDTH, 0.2))?;
-            let recorder = zero.recorder()?;
+            let update = reduced(adam, group.clone(), settings);
+            let (mut update, reduction) = update.expect("one setting");
+            let model = update.prepare(layers::<B>(3, WIDTH, 0.2));
+            let recorder = reduction.recorder()?;
             let training = Training {
-                model,
-                optimizer: zero,
+                model: model.expect("one model"),
+                optimizer: update,
                 scheduler: 0.05,
             };
             // Bytes are those of all ranks, none of which trains.
@@ -765,8 +787,9 @@ fn a_record_is_saved_and_loaded_without_a_whole_parameter() {
             for step in 0..steps {
                 let x = Tensor::full([2, WIDTH], 0.1 * step as f64, &Default::default());
                 let loss = layers::loss(&training.model, x);
-                let gradients = GradientsParams::from_grads(loss.backward(), &training.model);
-                training.model = training.optimizer.step(0.05, training.model, gradients);
+                let gradients = training.optimizer.backward(&training.model, loss);
+                let updated = training.optimizer.step(0.05, training.model, gradients);
+                training.model = updated.expect("a step");
             }
             group.barrier("trained")?;
             let (saving, saved) = growth_bytes(|| {
@@ -812,16 +835,16 @@ fn prepared_in_parts(make: impl Fn() -> Vec<Linear<B>> + Sync) -> Vec<u32> {
         let group = Arc::new(group);
         let adam = AdamWConfig::new().init();
         let settings = ZeroSettings::stage(Stage::Parameters);
-        let mut zero = ZeroOptimizer::new(adam, group.clone(), settings)?;
+        let mut update = over_ranks(adam, group.clone(), settings)?;
         group.barrier("before")?;
         let before = HEAP.current_usage();
         HEAP.reset_peak_usage();
         group.barrier("begin")?;
-        let model = zero.prepare::<B, _>(make())?;
+        let model = update.prepare(make())?;
         group.barrier("prepared")?;
         let grown = HEAP.peak_usage() - before;
         group.barrier("read")?;
-        Ok::<_, ZeroError>((grown, bits(&model)))
+        Ok::<_, UpdateError>((grown, bits(&model)))
     });
     let prepared: Result<Vec<_>, _> = prepared.expect("ranks end").into_iter().collect();
     let mut prepared = prepared.expect("ranks agree");
@@ -849,16 +872,17 @@ mod learner {
     use burn::tensor::backend::AutodiffBackend;
     use burn::train::{
         InferenceStep, Learner, LearningComponentsMarker, SupervisedTraining, TrainOutput,
-        TrainStep, TrainingStrategy,
+        TrainStep,
     };
-    use burn_zero::{OffloadedAdamW, SilentRenderer};
+    use burn_update::UpdateStrategy;
+    use burn_zero::SilentRenderer;
 
     use super::*;
 
     /// The peak of the heap when the first rank began its first step.
     pub static PREPARED: AtomicUsize = AtomicUsize::new(0);
 
-    type Zero = ZeroOptimizer<OffloadedAdamW>;
+    type Components = LearningComponentsMarker<B, ConstantLr, Large<B>, Update<Large<B>, B>>;
 
     #[derive(Module, Debug)]
     pub struct Large<B: Backend> {
@@ -899,7 +923,7 @@ mod learner {
     /// Trains each of `ranks` for two steps, and validates.
     pub fn train(
         ranks: usize,
-        strategy: TrainingStrategy<LearningComponentsMarker<B, ConstantLr, Large<B>, Zero>>,
+        over: impl FnOnce(UpdateStrategy<Components>) -> UpdateStrategy<Components>,
         layers: Vec<Linear<B>>,
         settings: ZeroSettings,
     ) {
@@ -909,13 +933,15 @@ mod learner {
         let items = InMemDataset::new(vec![0; ranks]);
         let valid = DataLoaderBuilder::new(Nothing).batch_size(1).build(items);
         let on_host = OffloadConfig::new(HostAdamWConfig::default()).init();
-        let zero = ZeroOptimizer::in_learner(on_host.expect("valid"), settings);
-        let learner = Learner::new(Large { layers }, zero, ConstantLr::new(1e-3));
+        let update = Update::new(on_host.expect("valid")).reduce_in_learner(settings);
+        let update: Update<Large<B>, B> = update.expect("one reduction");
+        let strategy = over(update.strategy());
+        let learner = Learner::new(Large { layers }, update, ConstantLr::new(1e-3));
         SupervisedTraining::new(directory.path(), train, valid)
             .num_epochs(1)
             .renderer(SilentRenderer)
             .with_application_logger(None)
-            .with_training_strategy(strategy)
+            .with_training_strategy(strategy.into())
             .launch(learner);
     }
 }
@@ -929,8 +955,8 @@ fn nor_does_the_device_of_a_learner() {
     for (ranks, most) in [(1, 5), (4, 4 * 4)] {
         let model = offload_parameters::<B, _>(lazy(LARGE, LARGE_WIDTH));
         let model = model.expect("a backend with `Remat`");
-        let strategy = ZeroStrategy::threads(ranks).into();
-        let (held, ()) = growth_bytes(|| learner::train(ranks, strategy, model, on_host()));
+        let train = || learner::train(ranks, |strategy| strategy.threads(ranks), model, on_host());
+        let (held, ()) = growth_bytes(train);
         println!("{held} on the device of {ranks} ranks, {layer} a layer");
         assert!(held <= most * layer, "{held}");
     }
@@ -947,9 +973,8 @@ fn nor_does_a_process_that_runs_a_learner() {
     let trained = ThreadGroup::spawn(RANKS, Default::default(), |group| {
         let group: Arc<dyn ProcessGroup> = Arc::new(group);
         let model = shard_parameters::<B, _>(lazy(LARGE, LARGE_WIDTH), &group)?;
-        let strategy = ZeroStrategy::process(group);
-        learner::train(RANKS, strategy.into(), model, on_host());
-        Ok::<_, ZeroError>(())
+        learner::train(RANKS, |strategy| strategy.process(group), model, on_host());
+        Ok::<_, UpdateError>(())
     });
     let trained: Result<Vec<_>, _> = trained.expect("ranks end").into_iter().collect();
     trained.expect("ranks agree");
@@ -974,17 +999,17 @@ fn a_rank_holds_its_share_two_units_and_the_gradients_of_one() {
     let held = ThreadGroup::spawn(RANKS, Default::default(), |group| {
         let group = Arc::new(group);
         let adam = AdamWConfig::new().init();
-        let mut zero = ZeroOptimizer::new(adam, group.clone(), settings.clone())?;
-        let mut model = zero.prepare::<B, _>(lazy(LARGE, LARGE_WIDTH))?;
+        let mut update = over_ranks(adam, group.clone(), settings.clone())?;
+        let mut model = update.prepare(lazy::<B>(LARGE, LARGE_WIDTH))?;
         let mut train = || {
             for _ in 0..3 {
                 let x = Tensor::full([2, LARGE_WIDTH], 0.5, &Default::default());
                 let gradients = layers::loss(&model, x).backward();
                 let gradients = GradientsParams::from_grads(gradients, &model);
-                model = zero.step(0.01, core::mem::take(&mut model), gradients);
+                model = update.step(0.01, core::mem::take(&mut model), gradients)?;
                 group.barrier("step")?;
             }
-            Ok::<_, ZeroError>(())
+            Ok::<_, UpdateError>(())
         };
         // Bytes are those of all ranks.
         match group.rank() {
@@ -1050,12 +1075,13 @@ fn frozen_parameters_are_sharded_with_the_bits_of_stage_2_and_saved_in_parts() {
                 shards: if save { Memory::Device } else { Memory::Host },
                 ..ZeroSettings::stage(stage)
             };
-            let mut zero = ZeroOptimizer::new(adam, group.clone(), settings)?;
-            let model = zero.prepare::<B, _>(frozen(layers(4, WIDTH, spread)))?;
-            let recorder = zero.recorder()?;
+            let update = reduced(adam, group.clone(), settings);
+            let (mut update, reduction) = update.expect("one setting");
+            let model = update.prepare(frozen(layers::<B>(4, WIDTH, spread)));
+            let recorder = reduction.recorder()?;
             let training = Training {
-                model,
-                optimizer: zero,
+                model: model.expect("one model"),
+                optimizer: update,
                 scheduler: 0.05,
             };
             let (mut training, _) = recorder.load(dir.path(), None, training)?;
@@ -1065,8 +1091,9 @@ fn frozen_parameters_are_sharded_with_the_bits_of_stage_2_and_saved_in_parts() {
                 let x = Tensor::full([2, WIDTH], 0.1 * step as f64, &Default::default());
                 let (bytes, loss) = growth_bytes(|| layers::loss(&training.model, x));
                 held = held.max(bytes);
-                let gradients = GradientsParams::from_grads(loss.backward(), &training.model);
-                training.model = training.optimizer.step(0.05, training.model, gradients);
+                let gradients = training.optimizer.backward(&training.model, loss);
+                let updated = training.optimizer.step(0.05, training.model, gradients);
+                training.model = updated.expect("a step");
             }
             assert!(
                 stage != Stage::Parameters || held < 2 * ranks * whole,
@@ -1077,7 +1104,8 @@ fn frozen_parameters_are_sharded_with_the_bits_of_stage_2_and_saved_in_parts() {
                 recorder.save(dir.path(), training.by_ref(), state, Keep::All)?;
             }
             // Again, with leaves that stay.
-            training.model = training.optimizer.prepare::<B, _>(training.model)?;
+            let prepared = training.optimizer.prepare(training.model);
+            training.model = prepared.expect("the same model");
             Ok::<_, RecordError>(bits(&training.model))
         });
         let trained: Result<Vec<_>, _> = trained.expect("ranks end").into_iter().collect();
@@ -1116,12 +1144,12 @@ fn a_frozen_one_is_gathered_in_forward_and_in_backward_as_estimated() {
             AdamWConfig::new().init(),
             ZeroSettings::stage(Stage::Parameters),
         );
-        let mut zero = ZeroOptimizer::new(adam, group.clone(), settings)?;
-        let model = zero.prepare::<B, _>(between())?;
+        let mut update = over_ranks(adam, group.clone(), settings)?;
+        let model = update.prepare(between())?;
         let before = group.traffic().of(Operation::AllGather).elements;
         let loss = layers::loss(&model, Tensor::ones([2, WIDTH], &Default::default()));
         drop(loss.backward());
-        Ok::<_, ZeroError>(group.traffic().of(Operation::AllGather).elements - before)
+        Ok::<_, UpdateError>(group.traffic().of(Operation::AllGather).elements - before)
     });
     let model = ModelStates::of::<B, _>(&between());
     let config = ZeroConfig {
@@ -1154,17 +1182,17 @@ fn trained_again(first: usize, unchanged: [bool; 3]) {
             AdamWConfig::new().init(),
             ZeroSettings::stage(Stage::Parameters),
         );
-        let mut zero = ZeroOptimizer::new(adam, Arc::new(group), settings)?;
-        let mut model = zero.prepare::<B, _>(frozen_but(layers(3, WIDTH, 0.2), first))?;
+        let mut update = over_ranks(adam, Arc::new(group), settings)?;
+        let mut model = update.prepare(frozen_but(layers::<B>(3, WIDTH, 0.2), first))?;
         model[1].weight = model[1].weight.clone().set_require_grad(true);
-        let mut model = zero.prepare::<B, _>(model)?;
+        let mut model = update.prepare(model)?;
         let before = bits(&model);
         let loss = layers::loss(&model, Tensor::ones([2, WIDTH], &Default::default()));
         let gradients = GradientsParams::from_grads(loss.backward(), &model);
-        model = zero.step(0.05, model, gradients);
+        model = update.step(0.05, model, gradients)?;
         let after = bits(&model);
         let layer = |of: usize| of * WIDTH * WIDTH..(of + 1) * WIDTH * WIDTH;
-        Ok::<_, ZeroError>([0, 1, 2].map(|of| before[layer(of)] == after[layer(of)]))
+        Ok::<_, UpdateError>([0, 1, 2].map(|of| before[layer(of)] == after[layer(of)]))
     });
     for same in trained.expect("ranks end") {
         assert_eq!(same.expect("ranks agree"), unchanged);
@@ -1177,12 +1205,12 @@ fn a_layer_is_frozen_before_the_first_update_on_three_ranks() {
     let _turn = turn();
     let trained = ThreadGroup::spawn(3, Default::default(), |group| {
         let settings = ZeroSettings::stage(Stage::Parameters);
-        let mut zero = ZeroOptimizer::new(SgdConfig::new().init(), Arc::new(group), settings)?;
-        let mut model = zero.prepare::<B, _>(layers(3, WIDTH, 0.2))?;
+        let mut update = over_ranks(SgdConfig::new().init(), Arc::new(group), settings)?;
+        let mut model = update.prepare(layers::<B>(3, WIDTH, 0.2))?;
         let before = bits(&model);
         model[2].weight = model[2].weight.clone().set_require_grad(false);
-        let model = zero.prepare::<B, _>(model)?;
-        Ok::<_, ZeroError>(bits(&model) == before)
+        let model = update.prepare(model)?;
+        Ok::<_, UpdateError>(bits(&model) == before)
     });
     for same in trained.expect("ranks end") {
         assert!(same.expect("ranks agree"));
@@ -1195,8 +1223,8 @@ fn a_parameter_that_is_cast_to_f64_keeps_its_values() {
     let _turn = turn();
     let sums = ThreadGroup::spawn(2, Default::default(), |group| {
         let settings = ZeroSettings::stage(Stage::Parameters);
-        let mut zero = ZeroOptimizer::new(SgdConfig::new().init(), Arc::new(group), settings)?;
-        let mut model = zero.prepare::<B, _>(layers(3, WIDTH, 0.2))?;
+        let mut update = over_ranks(SgdConfig::new().init(), Arc::new(group), settings)?;
+        let mut model = update.prepare(layers::<B>(3, WIDTH, 0.2))?;
         let mut sums = Vec::new();
         for _ in 0..3 {
             let loss = |layer: &Linear<B>| layer.weight.val().cast(DType::F64).abs().sum();
@@ -1207,9 +1235,9 @@ fn a_parameter_that_is_cast_to_f64_keeps_its_values() {
                 .expect("layers");
             sums.push(loss.clone().into_scalar().elem::<f64>());
             let gradients = GradientsParams::from_grads(loss.backward(), &model);
-            model = zero.step(0.0, model, gradients);
+            model = update.step(0.0, model, gradients)?;
         }
-        Ok::<_, ZeroError>(sums)
+        Ok::<_, UpdateError>(sums)
     });
     for sums in sums.expect("ranks end") {
         let sums = sums.expect("ranks agree");
@@ -1364,21 +1392,21 @@ fn weights_that_a_program_sets_are_sharded_when_they_are_prepared() {
     let run = |stage| {
         let trained = ThreadGroup::spawn(2, Default::default(), move |group| {
             let adam = AdamWConfig::new().init();
-            let mut zero = ZeroOptimizer::new(adam, Arc::new(group), ZeroSettings::stage(stage))?;
-            let mut model = zero.prepare::<B, _>(layers(3, 8, 0.2))?;
+            let mut update = over_ranks(adam, Arc::new(group), ZeroSettings::stage(stage))?;
+            let mut model = update.prepare(layers::<B>(3, 8, 0.2))?;
             for _ in 0..2 {
                 let weight = model[1].weight.clone();
                 model[1].weight = weight.map(|weight| {
                     let half = (weight * 0.5).into_data();
                     Tensor::from_data(half, &Default::default()).require_grad()
                 });
-                model = zero.prepare::<B, _>(model)?;
+                model = update.prepare(model)?;
                 let x = Tensor::ones([2, 8], &Default::default());
                 let loss = layers::loss(&model, x);
                 let gradients = GradientsParams::from_grads(loss.backward(), &model);
-                model = zero.step(0.05, model, gradients);
+                model = update.step(0.05, model, gradients)?;
             }
-            Ok::<_, ZeroError>(bits(&model))
+            Ok::<_, UpdateError>(bits(&model))
         });
         let trained: Result<Vec<_>, _> = trained.expect("ranks end").into_iter().collect();
         trained.expect("ranks agree")
@@ -1397,16 +1425,17 @@ fn so_are_frozen_ones_that_are_loaded() {
             AdamWConfig::new().init(),
             ZeroSettings::stage(Stage::Parameters),
         );
-        let mut zero = ZeroOptimizer::new(adam, Arc::new(group), settings)?;
+        let update = reduced(adam, Arc::new(group), settings);
+        let (mut update, reduction) = update.expect("one setting");
         let model = offload_parameters::<B, _>(frozen(layers(3, WIDTH, 0.2)))?;
-        let model = zero.prepare::<B, _>(model)?;
-        let model = model.load_record(layers(3, WIDTH, of_rank).into_record());
+        let model = update.prepare(model).expect("one model");
+        let model = model.load_record(layers::<B>(3, WIDTH, of_rank).into_record());
         let training = Training {
-            model: zero.prepare::<B, _>(model)?,
+            model: update.prepare(model).expect("one model"),
             scheduler: 0.05,
-            optimizer: zero,
+            optimizer: update,
         };
-        let recorder = training.optimizer.recorder()?;
+        let recorder = reduction.recorder()?;
         let state = TrainingState::at_step(0);
         recorder.save(dir.path(), training.by_ref(), state, Keep::All)?;
         let (saved, _) = recorder.load(dir.path(), None, training.clone())?;

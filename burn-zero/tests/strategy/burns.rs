@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use burn::optim::AdamWConfig;
-use burn_zero::{SingleRank, Stage, ZeroStrategy};
+use burn_zero::{SingleRank, Stage};
 
 use crate::equal::{EPOCHS, assert_same, seeded, setup};
 use crate::learner::{B, Outcome, Setup, Stop, train};
 use crate::model::bits;
-use crate::{adamw, falling};
+use crate::{adamw, falling, without_ranks};
 
 /// The one rank of a strategy of threads, or a process.
 #[derive(Clone, Copy)]
@@ -18,22 +18,39 @@ enum Rank {
 }
 
 fn ours(rank: Rank, stage: Stage, setup: Setup) -> Outcome<B> {
+    let update = adamw::<B>(stage);
     let strategy = match rank {
-        Rank::Thread => ZeroStrategy::threads(1),
-        Rank::Process => ZeroStrategy::process(Arc::new(SingleRank::new())),
+        Rank::Thread => update.strategy().threads(1),
+        Rank::Process => update.strategy().process(Arc::new(SingleRank::new())),
     };
     let strategy = Some(strategy.into());
-    train(seeded(), adamw::<B>(stage), falling(), setup, strategy)
+    train(seeded(), update, falling(), setup, strategy)
 }
 
-fn burns(setup: Setup) -> Outcome<B> {
-    train(seeded(), AdamWConfig::new().init(), falling(), setup, None)
+/// An update without ranks, after the check that its training is Burn's own loop's. The optimizer's
+/// record is an update's.
+fn burns(setup: impl Fn() -> Setup, epochs: usize) -> Outcome<B> {
+    let burns = train(
+        seeded(),
+        AdamWConfig::new().init(),
+        falling(),
+        setup(),
+        None,
+    );
+    let update = without_ranks(&seeded(), setup());
+    assert_eq!(update.watch.lines(), burns.watch.lines());
+    assert_eq!(bits(&update.model), bits(&burns.model));
+    for epoch in 1..=epochs {
+        let [ours, burns] = [&update, &burns].map(|it| it.directory.records(epoch));
+        assert_eq!((ours.0, ours.1), (burns.0, burns.1));
+    }
+    update
 }
 
 #[test]
 fn everything_is_the_same() {
     let _turn = crate::turn();
-    let expected = burns(setup());
+    let expected = burns(setup, EPOCHS);
     assert_eq!(expected.watch.shown("train: ").len(), EPOCHS * 6);
     assert_ne!(bits(&expected.model), bits(&seeded()));
     for stage in crate::STAGES {
@@ -53,7 +70,7 @@ fn it_stops_early_at_the_same_epoch() {
         setup
     };
     let ours = ours(Rank::Thread, Stage::OptimizerState, early());
-    assert_same(&ours, &burns(early()), 2);
+    assert_same(&ours, &burns(early, 2), 2);
 }
 
 #[test]
@@ -68,14 +85,14 @@ fn it_is_interrupted_in_the_same_way() {
             setup
         };
         let ours = ours(Rank::Thread, Stage::Gradients, interrupted());
-        assert_same(&ours, &burns(interrupted()), recorded);
+        assert_same(&ours, &burns(interrupted, recorded), recorded);
         let message = ours.interrupter.get_message();
         assert_eq!(message.as_deref(), Some("there it is"));
     }
 }
 
 #[test]
-fn it_is_resumed_from_burns_records_and_burn_from_its() {
+fn it_is_resumed_from_records_without_ranks_and_those_from_its() {
     let _turn = crate::turn();
     let resumed = |from: &Outcome<B>| {
         let mut setup = setup();
@@ -83,14 +100,11 @@ fn it_is_resumed_from_burns_records_and_burn_from_its() {
         setup
     };
     let first = ours(Rank::Thread, Stage::Gradients, setup());
-    let expected = burns(resumed(&burns(setup())));
+    let without = without_ranks(&seeded(), setup());
+    let expected = without_ranks(&seeded(), resumed(&without));
     for outcome in [
-        burns(resumed(&first)),
-        ours(
-            Rank::Thread,
-            Stage::OptimizerState,
-            resumed(&burns(setup())),
-        ),
+        without_ranks(&seeded(), resumed(&first)),
+        ours(Rank::Thread, Stage::OptimizerState, resumed(&without)),
     ] {
         assert_eq!(bits(&outcome.model), bits(&expected.model));
         assert_eq!(outcome.directory.records(3), expected.directory.records(3));

@@ -13,7 +13,7 @@ use burn::record::{
 };
 use burn::tensor::backend::Backend;
 use burn::train::{Learner, SupervisedTraining};
-use burn_zero::{GroupOptions, Stage, ZeroStrategy};
+use burn_zero::{GroupOptions, Stage};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::child::{ended, is_child};
@@ -99,7 +99,8 @@ fn directory(parent: u32, case: &str) -> PathBuf {
 
 fn train(fails: Fails, case: &str) {
     let options = GroupOptions::with_deadline(DEADLINE);
-    let (watch, adam) = (Watch::default(), adamw::<Z>(Stage::Gradients));
+    let (watch, update) = (Watch::default(), adamw::<Z>(Stage::Gradients));
+    let strategy = update.strategy().threads(2).with_options(options);
     SupervisedTraining::new(
         directory(parent_id(), case),
         loader(rows(0, 2 * STEPS * MICRO_BATCH), MICRO_BATCH),
@@ -110,8 +111,8 @@ fn train(fails: Fails, case: &str) {
     .renderer(watch.renderer())
     .with_metric_logger(watch.logger())
     .with_file_checkpointer(Halves::default())
-    .with_training_strategy(ZeroStrategy::threads(2).with_options(options).into())
-    .launch(Learner::new(Model::<Z>::new(), adam, fails));
+    .with_training_strategy(strategy.into())
+    .launch(Learner::new(Model::<Z>::new(), update, fails));
 }
 
 #[test]

@@ -22,12 +22,12 @@ use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::{
     ClassificationOutput, InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep,
 };
-use burn_accum::{AccumConfig, ClipGlobalNorm, MultiSteps, PerUpdate};
+use burn_accum::{AccumConfig, Accumulation, ClipNorm};
 use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
 use burn_flex::Flex;
+use burn_update::Update;
 use burn_zero::{
-    GroupOptions, ProcessGroup, Sharded, Stage, ThreadGroup, ZeroOptimizer, ZeroSettings,
-    ZeroStrategy,
+    GroupOptions, ProcessGroup, ReduceOverRanks, Sharded, Stage, ThreadGroup, ZeroSettings,
 };
 use serde_json::Value;
 use tempfile::tempdir;
@@ -154,17 +154,24 @@ fn program(model: ConvNet<B>, ranks: Option<ThreadGroup>) -> Trained {
         ..GradScalerConfig::default()
     })
     .unwrap();
-    let clip = ClipGlobalNorm::new(AdamConfig::new().init(), 0.3).unwrap();
-    let (norm, provided) = (clip.norm(), clip.norm());
-    let zero = ZeroOptimizer::in_learner(clip, ZeroSettings::stage(Stage::Gradients))
-        .with_norm(move |value| provided.provide(value));
-    let steps = MultiSteps::new(zero, AccumConfig::mean(4)).unwrap();
-    let updates = steps.updates();
+    let clip = ClipNorm::new(0.3).unwrap();
+    let norm = clip.norm();
+    let windows = Accumulation::new(AccumConfig::mean(4)).unwrap();
+    let updates = windows.updates();
+    let update = Update::new(AdamConfig::new().init())
+        .clip(clip)
+        .and_then(|update| update.reduce_in_learner(ZeroSettings::stage(Stage::Gradients)))
+        .and_then(|update| update.accumulate(windows))
+        .and_then(|update| update.scale(scaler.clone()));
+    let update: Update<ConvNet<B>, B> = update.unwrap();
     let cosine = CosineAnnealingLrSchedulerConfig::new(0.05, 8)
         .init()
         .unwrap();
-    let schedule = PerUpdate::new(cosine, &updates);
-    let optimizer = scaler.wrap(steps);
+    let schedule = update.per_update(cosine);
+    let strategy = match ranks {
+        None => update.strategy().threads(2), // the one line more
+        Some(group) => update.strategy().process(Arc::new(group)),
+    };
 
     let training = SupervisedTraining::new(directory.path(), loader(ITEMS), loader(2 * BATCH + 1))
         .metrics((AccuracyMetric::<Flex>::new(), LossMetric::<Flex>::new()))
@@ -172,15 +179,9 @@ fn program(model: ConvNet<B>, ranks: Option<ThreadGroup>) -> Trained {
         .num_epochs(EPOCHS)
         .with_application_logger(None)
         .renderer(watch.renderer())
-        .with_metric_logger(watch.logger());
-    let training = match ranks {
-        None => training.with_training_strategy(ZeroStrategy::threads(2).into()), // the one line more
-        Some(group) => {
-            let strategy = ZeroStrategy::process(Arc::new(group));
-            training.with_training_strategy(strategy.into())
-        }
-    };
-    let result = training.launch(Learner::new(model, optimizer, schedule));
+        .with_metric_logger(watch.logger())
+        .with_training_strategy(strategy.into());
+    let result = training.launch(Learner::new(model, update, schedule));
     Trained {
         model: values(&result.model),
         counted: Counted {

@@ -1,35 +1,31 @@
-//! Layers around and in the sharded optimizer: each rank has its own, and they decide alike.
-
-use std::sync::{Arc, Mutex};
-use std::thread::{self, ThreadId};
+//! Parts of an update around its reduction: each rank has its own, and they decide alike.
 
 use burn::lr_scheduler::{LrScheduler, constant::ConstantLr};
 use burn::optim::{AdamWConfig, GradientsParams, MuonConfig, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
-use burn::train::Learner;
-use burn_accum::{AccumConfig, MultiSteps};
+use burn_accum::AccumConfig;
 use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
-use burn_zero::{Partition, ReduceOp, ZeroOptimizer, ZeroSettings, ZeroStrategy};
+use burn_update::Update;
+use burn_zero::{Partition, ReduceOp, ReduceOverRanks, ZeroSettings};
 
-use crate::learner::{Components, MICRO_BATCH, Outcome, Setup, train, train_shown};
+use crate::learner::{MICRO_BATCH, Outcome, Setup, train};
 use crate::model::{Model, Row, assert_close, bits, counted, rows, values};
-use crate::watch::Watch;
 use crate::{Z, falling, repeated};
 
 /// Trains on so many threads.
-fn on_threads<B, O, S>(
+fn on_threads<B, S>(
     ranks: usize,
-    learner: Learner<Components<B, O, S>>,
+    model: Model<B>,
+    update: Update<Model<B>, B>,
+    schedule: S,
     setup: Setup,
 ) -> Outcome<B>
 where
     B: AutodiffBackend,
-    O: Optimizer<Model<B>, B> + 'static,
     S: LrScheduler + 'static,
 {
-    let strategy = Some(ZeroStrategy::threads(ranks).into());
-    let watch = Watch::default();
-    train_shown(learner, setup, strategy, watch.clone(), watch.renderer())
+    let strategy = Some(update.strategy().threads(ranks).into());
+    train(model, update, schedule, setup, strategy)
 }
 
 fn assert_same_records<B: AutodiffBackend>(ours: &Outcome<B>, burns: &Outcome<B>, epochs: usize) {
@@ -69,24 +65,25 @@ fn one_rank_overflows_and_all_skip() {
     heavy[2 * MICRO_BATCH + 1].weight = HEAVY;
 
     let alone = scaler();
-    let adam = alone.wrap(AdamWConfig::new().init());
+    let update = Update::new(AdamWConfig::new().init()).scale(alone.clone());
     let setup = Setup::new(heavy.clone(), 2);
-    let burns = train(start.clone(), adam, falling(), setup, None);
+    let without_ranks = on_threads(1, start.clone(), update.unwrap(), falling(), setup);
     // Once an epoch.
     assert_eq!((alone.skipped_steps(), alone.steps()), (2, 12));
 
     for stage in crate::STAGES {
         for overflows in 0..2 {
-            let zero =
-                ZeroOptimizer::in_learner(AdamWConfig::new().init(), ZeroSettings::stage(stage));
             let scaler = scaler();
-            let learner = Learner::new(start.clone(), scaler.wrap(zero), falling());
+            let update = Update::new(AdamWConfig::new().init())
+                .reduce_in_learner(ZeroSettings::stage(stage))
+                .and_then(|update| update.scale(scaler.clone()));
             let mut parts = [finite.clone(), finite.clone()];
             parts[overflows].clone_from(&heavy);
-            let ours = on_threads(2, learner, Setup::new(parts.concat(), 2));
+            let setup = Setup::new(parts.concat(), 2);
+            let ours = on_threads(2, start.clone(), update.unwrap(), falling(), setup);
 
             // The model is that of ranks that skipped together; the handle is rank 0's.
-            assert_same_records(&ours, &burns, 2);
+            assert_same_records(&ours, &without_ranks, 2);
             assert_eq!((scaler.skipped_steps(), scaler.steps()), (2, 12), "{stage}");
             assert_eq!(scaler.scale(), alone.scale(), "{stage}");
         }
@@ -99,23 +96,28 @@ fn muon_is_burns_where_parameters_are_whole() {
     let _turn = crate::turn();
     let start = Model::<Z>::new();
     let data = rows(0, 22);
-    let burns_muon = |setup| {
-        let muon = MuonConfig::new().init();
-        train(start.clone(), muon, falling(), setup, None)
+    let without_ranks = |setup| {
+        let muon = Update::new(MuonConfig::new().init());
+        on_threads(1, start.clone(), muon, falling(), setup)
     };
-    let burns = burns_muon(Setup::new(data.clone(), 3));
+    let expected = without_ranks(Setup::new(data.clone(), 3));
+    let burns = MuonConfig::new().init();
+    let setup = Setup::new(data.clone(), 3);
+    let burns = train(start.clone(), burns, falling(), setup, None);
+    assert_eq!(bits(&expected.model), bits(&burns.model));
     for stage in crate::STAGES {
         let sharding = ZeroSettings {
             partition: Partition::Whole,
             bucket_elements: 20,
             ..ZeroSettings::stage(stage)
         };
-        let learner = || {
-            let muon = ZeroOptimizer::in_learner(MuonConfig::new().init(), sharding.clone());
-            Learner::new(start.clone(), muon, falling())
+        let on_two_ranks = |setup| {
+            let muon = Update::new(MuonConfig::new().init());
+            let muon = muon.reduce_in_learner(sharding.clone()).unwrap();
+            on_threads(2, start.clone(), muon, falling(), setup)
         };
-        let ours = on_threads(2, learner(), Setup::new(repeated(&data, 2), 3));
-        assert_same_records(&ours, &burns, 3);
+        let ours = on_two_ranks(Setup::new(repeated(&data, 2), 3));
+        assert_same_records(&ours, &expected, 3);
 
         // Each goes on with the other's record.
         let resumed = |data, from: &Outcome<Z>| {
@@ -123,12 +125,11 @@ fn muon_is_burns_where_parameters_are_whole() {
             setup.resume = Some((2, from.directory.path().to_owned()));
             setup
         };
-        let setup = resumed(repeated(&data, 2), &burns);
-        let ours_of_burns = on_threads(2, learner(), setup);
-        let burns_of_ours = burns_muon(resumed(data.clone(), &ours));
-        for resumed in [ours_of_burns, burns_of_ours] {
-            assert_eq!(bits(&resumed.model), bits(&burns.model), "{stage}");
-            assert_eq!(resumed.directory.records(3), burns.directory.records(3));
+        let ours_of_theirs = on_two_ranks(resumed(repeated(&data, 2), &expected));
+        let theirs_of_ours = without_ranks(resumed(data.clone(), &ours));
+        for resumed in [ours_of_theirs, theirs_of_ours] {
+            assert_eq!(bits(&resumed.model), bits(&expected.model), "{stage}");
+            assert_eq!(resumed.directory.records(3), expected.directory.records(3));
         }
     }
 }
@@ -193,51 +194,19 @@ fn items_are_those_of_all_ranks() {
         }
         for stage in crate::STAGES {
             for reduction in [ReduceOp::Mean, ReduceOp::Sum] {
-                let seen = Arc::new(Mutex::new(Vec::<(ThreadId, f64, f64)>::new()));
                 let sharding = ZeroSettings {
                     reduction,
                     bucket_elements: 20,
                     ..ZeroSettings::stage(stage)
                 };
-                let zero = ZeroOptimizer::in_learner(AdamWConfig::new().init(), sharding);
-                let (items, of_ranks) = (zero.items_of_all_ranks(), seen.clone());
-                let steps = MultiSteps::new(zero, AccumConfig::tokens(WINDOW)).unwrap();
-                let steps = steps.with_items_of_all_ranks(move |own| {
-                    let all = items(own);
-                    let mut seen = of_ranks.lock().unwrap();
-                    seen.push((thread::current().id(), own, all));
-                    all
-                });
-                let model = start.clone().counting();
-                let learner = Learner::new(model, steps, ConstantLr::new(RATE));
-                let ours = on_threads(ranks, learner, Setup::new(data.clone(), 1));
+                let update = Update::new(AdamWConfig::new().init())
+                    .reduce_in_learner(sharding)
+                    .and_then(|update| update.accumulate(AccumConfig::tokens(WINDOW)));
+                let (model, schedule) = (start.clone().counting(), ConstantLr::new(RATE));
+                let setup = Setup::new(data.clone(), 1);
+                let ours = on_threads(ranks, model, update.unwrap(), schedule, setup);
                 assert_close(&ours.model, &expected, 2e-4);
-                assert_counted(&seen.lock().unwrap(), &data, ranks, reduction);
             }
         }
     }
-}
-
-/// Each rank was told, in each of its micro-batches, what all ranks count in it.
-fn assert_counted(seen: &[(ThreadId, f64, f64)], data: &[Row], ranks: usize, reduction: ReduceOp) {
-    let parts = data.chunks(data.len() / ranks);
-    let counts = parts.map(|part| part.chunks(MICRO_BATCH).map(|rows| counted(rows) as f64));
-    let mut counts: Vec<Vec<f64>> = counts.map(Iterator::collect).collect();
-    let divisor = match reduction {
-        ReduceOp::Sum => 1.0,
-        ReduceOp::Mean => ranks as f64,
-    };
-    let of_all = |step: usize| counts.iter().map(|rank| rank[step]).sum::<f64>() / divisor;
-    let expected: Vec<f64> = (0..4).map(of_all).collect();
-    for &(thread, ..) in seen {
-        let rank = seen.iter().filter(|(other, ..)| *other == thread);
-        let all: Vec<f64> = rank.map(|(.., all)| *all).collect();
-        assert_eq!(all, expected, "{ranks} ranks, {reduction}");
-    }
-    // Each rank told its own.
-    let mut own: Vec<f64> = seen.iter().map(|(_, own, _)| *own).collect();
-    let mut told = counts.drain(..).flatten().collect::<Vec<_>>();
-    own.sort_by(f64::total_cmp);
-    told.sort_by(f64::total_cmp);
-    assert_eq!(own, told, "{ranks} ranks, {reduction}");
 }

@@ -1,4 +1,4 @@
-//! What `ZeroStrategy` promises: Burn's own training, with any number of ranks.
+//! What an update over ranks promises in the Learner: Burn's own training, with any number of ranks.
 //!
 //! The Learner that is watched, its model and its data are those of burn-accum's strategy. Every
 //! backend has one random generator for the whole process, so each test here takes its turn.
@@ -34,11 +34,12 @@ mod watch;
 mod wide;
 
 use burn::lr_scheduler::{LrScheduler, linear::LinearLrSchedulerConfig};
-use burn::optim::{AdamWConfig, Optimizer};
+use burn::optim::AdamWConfig;
 use burn::{backend::Autodiff, tensor::backend::AutodiffBackend};
 use burn_checkpoint::Remat;
 use burn_flex::Flex;
-use burn_zero::{Sharded, Stage, ZeroOptimizer, ZeroSettings, ZeroStrategy};
+use burn_update::Update;
+use burn_zero::{ReduceOverRanks, Sharded, Stage, ZeroSettings};
 
 use learner::{Outcome, Setup, train, turn};
 use model::{Model, Row};
@@ -57,30 +58,39 @@ fn falling() -> impl LrScheduler + 'static {
     LinearLrSchedulerConfig::new(0.1, 0.01, 40).init().unwrap()
 }
 
-fn adamw<B: AutodiffBackend>(stage: Stage) -> impl Optimizer<Model<B>, B> + 'static {
+fn adamw<B: AutodiffBackend>(stage: Stage) -> Update<Model<B>, B> {
     let sharding = ZeroSettings {
         bucket_elements: 20,
         ..ZeroSettings::stage(stage)
     };
-    ZeroOptimizer::in_learner(AdamWConfig::new().init(), sharding)
+    let update = Update::new(AdamWConfig::new().init());
+    update.reduce_in_learner(sharding).unwrap()
 }
 
 /// Trains with AdamW on so many threads.
 fn on_ranks(ranks: usize, stage: Stage, start: &Model<Z>, setup: Setup) -> Outcome<Z> {
-    let strategy = ZeroStrategy::threads(ranks);
+    let update = adamw::<Z>(stage);
+    let strategy = update.strategy().threads(ranks);
     train(
         start.clone(),
-        adamw::<Z>(stage),
+        update,
         falling(),
         setup,
         Some(strategy.into()),
     )
 }
 
-/// Trains with AdamW as Burn does.
-fn as_burn(start: &Model<Z>, setup: Setup) -> Outcome<Z> {
-    let adam = AdamWConfig::new().init();
-    train(start.clone(), adam, falling(), setup, None)
+/// Trains with AdamW in an update without ranks, which is Burn's training: `burns` shows it.
+fn without_ranks<B: AutodiffBackend>(start: &Model<B>, setup: Setup) -> Outcome<B> {
+    let update = Update::new(AdamWConfig::new().init());
+    let strategy = update.strategy();
+    train(
+        start.clone(),
+        update,
+        falling(),
+        setup,
+        Some(strategy.into()),
+    )
 }
 
 /// As often as there are ranks: each gets all of it, and the mean over the ranks is that of one.

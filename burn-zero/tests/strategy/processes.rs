@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 use burn::optim::SgdConfig;
 use burn_ranks::Operation;
 use burn_ranks::shard::Parameter;
+use burn_update::Update;
 use burn_zero::{
-    GroupOptions, ProcessGroup, ShardMap, Stage, ThreadGroup, ZeroOptimizer, ZeroSettings,
-    ZeroStrategy,
+    GroupOptions, ProcessGroup, ReduceOverRanks, ShardMap, Stage, ThreadGroup, ZeroSettings,
 };
 
 use crate::learner::{Outcome, Setup, train};
@@ -20,13 +20,13 @@ fn programs(ranks: usize, setup: impl Fn() -> Setup + Sync) -> Vec<Outcome<Z>> {
     // The random generator is the process's: one model after the other is made with it.
     let making = Mutex::new(());
     ThreadGroup::spawn(ranks, GroupOptions::default(), |group| {
-        let strategy = ZeroStrategy::process(Arc::new(group));
-        let optimizer = adamw::<Z>(Stage::Gradients);
+        let update = adamw::<Z>(Stage::Gradients);
+        let strategy = update.strategy().process(Arc::new(group));
         let model = {
             let _turn = making.lock().unwrap();
             Model::<Z>::new()
         };
-        train(model, optimizer, falling(), setup(), Some(strategy.into()))
+        train(model, update, falling(), setup(), Some(strategy.into()))
     })
     .unwrap()
 }
@@ -109,14 +109,14 @@ fn a_record_costs_each_rank_its_state_once() {
     const RANKS: usize = 3;
     let making = Mutex::new(());
     let traffic = ThreadGroup::spawn(RANKS, GroupOptions::default(), |group| {
-        let strategy = ZeroStrategy::process(Arc::new(group.clone()));
+        let update = adamw::<Z>(Stage::OptimizerState);
+        let strategy = update.strategy().process(Arc::new(group.clone()));
         let model = {
             let _turn = making.lock().unwrap();
             Model::<Z>::new()
         };
-        let optimizer = adamw::<Z>(Stage::OptimizerState);
         let setup = Setup::new(rows(0, 12), 2);
-        train(model, optimizer, falling(), setup, Some(strategy.into()));
+        train(model, update, falling(), setup, Some(strategy.into()));
         group.traffic()
     });
     let parameters = vec![
@@ -142,7 +142,11 @@ fn metrics_of_training_can_be_those_of_rank_0() {
     let making = Mutex::new(());
     let run = |of_rank_0: bool| {
         let trained = ThreadGroup::spawn(2, GroupOptions::default(), |group| {
-            let mut strategy = ZeroStrategy::process(Arc::new(group.clone()));
+            // Without optimizer state, so that a record sends nothing.
+            let update: Update<Model<Z>, Z> = Update::new(SgdConfig::new().init())
+                .reduce_in_learner(ZeroSettings::stage(Stage::Gradients))
+                .unwrap();
+            let mut strategy = update.strategy().process(Arc::new(group.clone()));
             if of_rank_0 {
                 strategy = strategy.with_train_metrics_of_rank_0();
             }
@@ -150,13 +154,8 @@ fn metrics_of_training_can_be_those_of_rank_0() {
                 let _turn = making.lock().unwrap();
                 Model::<Z>::new()
             };
-            // Without optimizer state, so that a record sends nothing.
-            let optimizer = ZeroOptimizer::in_learner(
-                SgdConfig::new().init(),
-                ZeroSettings::stage(Stage::Gradients),
-            );
             let setup = Setup::new(rows(0, 16), 1);
-            let trained = train(model, optimizer, falling(), setup, Some(strategy.into()));
+            let trained = train(model, update, falling(), setup, Some(strategy.into()));
             (
                 trained,
                 group.traffic().of(Operation::GatherBytesTo).data_bytes,

@@ -5,13 +5,13 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::{AdamWConfig, GradientsParams, MultiGradientsParams, Optimizer};
 use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
-use burn_accum::{AccumConfig, AccumulatingStrategy, MultiSteps, PerUpdate};
-use burn_decorator::message;
-use burn_zero::{Stage, ZeroOptimizer, ZeroSettings, ZeroStrategy};
+use burn_accum::AccumConfig;
+use burn_update::{Update, UpdateRecord};
+use burn_zero::{ReduceOverRanks, Stage, ZeroSettings};
 
 use crate::learner::{MICRO_BATCH, Outcome, Setup, Stop, train};
 use crate::model::{Model, Row, assert_close, bits, counted, rows};
-use crate::{Z, as_burn, falling, on_ranks, repeated};
+use crate::{Z, falling, on_ranks, repeated, without_ranks};
 
 /// Burn's optimizer on the union of what the ranks train on in each step.
 fn on_the_union(start: &Model<Z>, data: &[Row], ranks: usize, epochs: usize) -> Model<Z> {
@@ -69,7 +69,7 @@ fn the_same_data_on_two_ranks_is_burns_training() {
     let _turn = crate::turn();
     let start = Model::<Z>::new();
     let data = rows(0, 22);
-    let burns = as_burn(&start, Setup::new(data.clone(), 3));
+    let burns = without_ranks(&start, Setup::new(data.clone(), 3));
     for stage in crate::STAGES {
         let setup = Setup::new(repeated(&data, 2), 3);
         let ours = on_ranks(2, stage, &start, setup);
@@ -115,7 +115,7 @@ fn validation_is_that_of_one_rank() {
             setup.valid = rows(1000, 1000 + items);
             setup
         };
-        let burns = as_burn(&start, setup(data.clone()));
+        let burns = without_ranks(&start, setup(data.clone()));
         for stage in [Stage::Gradients, Stage::Parameters] {
             let ours = on_ranks(2, stage, &start, setup(repeated(&data, 2)));
             assert_eq!(ours.watch.logged("valid "), burns.watch.logged("valid "));
@@ -164,16 +164,8 @@ fn rank_0_decides_when_to_stop_early() {
 fn uneven_data_is_evened_out() {
     let _turn = crate::turn();
     let total = || -> usize {
-        let strategy = ZeroStrategy::threads(3);
         let setup = Setup::new(rows(0, 23), 1);
-        let optimizer = crate::adamw::<Z>(Stage::Gradients);
-        let outcome: Outcome<Z> = train(
-            Model::new(),
-            optimizer,
-            falling(),
-            setup,
-            Some(strategy.into()),
-        );
+        let outcome = on_ranks(3, Stage::Gradients, &Model::new(), setup);
         let shown = outcome.watch.shown("train: ");
         let (_, items) = shown.last().unwrap().rsplit_once('/').unwrap();
         items.parse().unwrap()
@@ -187,48 +179,37 @@ fn open_windows_are_applied_at_the_end_of_an_epoch() {
     let _turn = crate::turn();
     let start = Model::<Z>::new();
     let data = rows(0, 22);
-    let steps = MultiSteps::new(AdamWConfig::new().init(), AccumConfig::mean(4)).unwrap();
-    let counter = steps.updates();
-    let strategy = AccumulatingStrategy::new(&counter);
-    let scheduler = PerUpdate::new(falling(), &counter);
+    let update = Update::new(AdamWConfig::new().init()).accumulate(AccumConfig::mean(4));
+    let update = update.unwrap();
+    let (progress, scheduler) = (update.progress(), update.per_update(falling()));
+    let strategy = Some(update.strategy().into());
     let setup = Setup::new(data.clone(), 2);
-    let alone: Outcome<Z> = train(
-        start.clone(),
-        steps,
-        scheduler,
-        setup,
-        Some(strategy.into()),
-    );
-    assert_eq!(counter.updates(), 4);
+    let alone: Outcome<Z> = train(start.clone(), update, scheduler, setup, strategy);
+    assert_eq!(progress.updates(), 4);
 
     for stage in crate::STAGES {
-        let zero = ZeroOptimizer::in_learner(AdamWConfig::new().init(), ZeroSettings::stage(stage));
-        let steps = MultiSteps::new(zero, AccumConfig::mean(4)).unwrap();
-        let counter = steps.updates();
-        let scheduler = PerUpdate::new(falling(), &counter);
+        let update = Update::new(AdamWConfig::new().init())
+            .reduce_in_learner(ZeroSettings::stage(stage))
+            .and_then(|update| update.accumulate(AccumConfig::mean(4)));
+        let update = update.unwrap();
+        let (progress, scheduler) = (update.progress(), update.per_update(falling()));
+        let strategy = Some(update.strategy().threads(2).into());
         let setup = Setup::new(repeated(&data, 2), 2);
-        let strategy = ZeroStrategy::threads(2);
-        let ours = train(
-            start.clone(),
-            steps,
-            scheduler,
-            setup,
-            Some(strategy.into()),
-        );
+        let ours: Outcome<Z> = train(start.clone(), update, scheduler, setup, strategy);
         assert_eq!(bits(&ours.model), bits(&alone.model), "{stage}");
-        assert_eq!(counter.updates(), 4); // rank 0's
+        assert_eq!(progress.updates(), 4); // rank 0's
     }
 }
 
 /// Halves parameters after each step, as a model may in `TrainStep::optimize`: those that are
 /// trained, or the others.
 #[derive(Clone)]
-struct Halving<O> {
-    inner: O,
+struct Halving {
+    inner: Update<Model<Z>, Z>,
     trained: bool,
 }
 
-impl<B: AutodiffBackend, O> ModuleMapper<B> for Halving<O> {
+impl<B: AutodiffBackend> ModuleMapper<B> for Halving {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
         let trained = self.trained;
         param.map(|tensor| match tensor.is_require_grad() == trained {
@@ -238,18 +219,19 @@ impl<B: AutodiffBackend, O> ModuleMapper<B> for Halving<O> {
     }
 }
 
-impl<B: AutodiffBackend, O: Optimizer<Model<B>, B>> Optimizer<Model<B>, B> for Halving<O> {
-    type Record = O::Record;
+impl Optimizer<Model<Z>, Z> for Halving {
+    type Record = UpdateRecord<Z>;
 
-    fn step(&mut self, lr: f64, model: Model<B>, gradients: GradientsParams) -> Model<B> {
-        let model = self.inner.step(lr, model, gradients);
-        match message::received() {
-            Some(_) => model,
-            None => model.map(self),
+    fn step(&mut self, lr: f64, model: Model<Z>, gradients: GradientsParams) -> Model<Z> {
+        let before = self.inner.updates();
+        let model = Optimizer::step(&mut self.inner, lr, model, gradients);
+        if self.inner.updates() == before {
+            return model; // a request of the loop
         }
+        model.map(self)
     }
 
-    fn step_multi(&mut self, _: f64, _: Model<B>, _: MultiGradientsParams) -> Model<B> {
+    fn step_multi(&mut self, _: f64, _: Model<Z>, _: MultiGradientsParams) -> Model<Z> {
         unreachable!("a rank has one device")
     }
 
@@ -272,9 +254,9 @@ fn parameters_that_change_after_a_step_are_those_of_stage_2() {
     for trained in [true, false] {
         let [expected, found] = [Stage::Gradients, Stage::Parameters].map(|stage| {
             let inner = crate::adamw::<Z>(stage);
+            let strategy = Some(inner.strategy().threads(2).into());
             let halving = Halving { inner, trained };
             let setup = Setup::new(rows(0, 20), 2);
-            let strategy = Some(ZeroStrategy::threads(2).into());
             train(start.clone(), halving, falling(), setup, strategy)
         });
         assert_eq!(found.watch.lines(), expected.watch.lines(), "{trained}");

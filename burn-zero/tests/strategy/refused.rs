@@ -9,34 +9,32 @@ use std::time::{Duration, Instant};
 use burn::lr_scheduler::{LrScheduler, constant::ConstantLr};
 use burn::optim::{AdamWConfig, GradientsParams, MuonConfig, Optimizer};
 use burn::tensor::backend::Backend;
-use burn::train::{Learner, TrainingStrategy};
-use burn_accum::{AccumConfig, MultiSteps};
+use burn::train::Learner;
+use burn_accum::AccumConfig;
 use burn_update::{EpochTail, Update, UpdateStrategy};
 use burn_zero::{
     DeepSpeedConfig, FromDeepSpeed, GroupOptions, ParameterShards, ProcessGroup, ReduceOverRanks,
-    Stage, ThreadGroup, ZeroOptimizer, ZeroSettings, ZeroStrategy,
+    Stage, ThreadGroup, ZeroSettings,
 };
 
+use crate::Z;
 use crate::child::{ended, is_child};
 use crate::learner::{Components, Setup, train_shown};
 use crate::model::{Model, rows};
 use crate::watch::Watch;
-use crate::{Z, adamw};
+
+type Strategy<S> = UpdateStrategy<Components<Z, Update<Model<Z>, Z>, S>>;
 
 /// The message, and what was shown.
-fn refused<O, S>(
-    optimizer: O,
+fn refused<S: LrScheduler + 'static>(
+    update: Update<Model<Z>, Z>,
     scheduler: S,
     setup: Setup,
-    strategy: impl Into<TrainingStrategy<Components<Z, O, S>>>,
-) -> (String, usize)
-where
-    O: Optimizer<Model<Z>, Z> + 'static,
-    S: LrScheduler + 'static,
-{
+    ranks: impl FnOnce(Strategy<S>) -> Strategy<S>,
+) -> (String, usize) {
     let watch = Watch::default();
-    let learner = Learner::new(Model::new(), optimizer, scheduler);
-    let strategy = Some(strategy.into());
+    let strategy = Some(ranks(update.strategy()).into());
+    let learner = Learner::new(Model::new(), update, scheduler);
     let trained = catch_unwind(AssertUnwindSafe(|| {
         train_shown(learner, setup, strategy, watch.clone(), watch.renderer());
     }));
@@ -45,8 +43,19 @@ where
     (message, watch.shown("train: ").len())
 }
 
-fn zero<O>(optimizer: O) -> ZeroOptimizer<O> {
-    ZeroOptimizer::in_learner(optimizer, ZeroSettings::stage(Stage::Gradients))
+fn two<S: LrScheduler + 'static>(strategy: Strategy<S>) -> Strategy<S> {
+    strategy.threads(2)
+}
+
+/// An update over ranks.
+fn reduced(optimizer: impl Optimizer<ParameterShards<Z>, Z> + 'static) -> Update<Model<Z>, Z> {
+    let update = Update::new(optimizer);
+    let settings = ZeroSettings::stage(Stage::Gradients);
+    update.reduce_in_learner(settings).expect("one reduction")
+}
+
+fn adam() -> Update<Model<Z>, Z> {
+    reduced(AdamWConfig::new().init())
 }
 
 fn setup() -> Setup {
@@ -54,19 +63,13 @@ fn setup() -> Setup {
 }
 
 #[test]
-fn an_optimizer_without_ranks() {
+fn an_update_without_ranks() {
     let _turn = crate::turn();
-    let adam = AdamWConfig::new().init();
-    let strategy = ZeroStrategy::threads(2);
-    let (message, steps) = refused(adam, ConstantLr::new(0.1), setup(), strategy);
-    assert!(message.contains("has 0 of them"), "{message}");
-    assert_eq!(steps, 0);
-}
-
-fn reduced() -> Update<Model<Z>, Z> {
     let update = Update::new(AdamWConfig::new().init());
-    let settings = ZeroSettings::stage(Stage::Gradients);
-    update.reduce_in_learner(settings).expect("one reduction")
+    let (message, steps) = refused(update, ConstantLr::new(0.1), setup(), two);
+    let text = "this update reduces no gradients over ranks";
+    assert!(message.contains(text), "{message}");
+    assert_eq!(steps, 0);
 }
 
 /// The windows of a file's update are those of so many ranks.
@@ -77,9 +80,7 @@ fn another_number_of_ranks_than_that_of_a_files_update() {
         "optimizer": {"type": "AdamW"}}"#;
     let config = DeepSpeedConfig::from_json(file).expect("a file");
     let update = Update::from_deepspeed_in_learner(&config, 3).expect("an update");
-    let strategy: UpdateStrategy<_> = update.strategy();
-    let strategy = strategy.threads(2);
-    let (message, steps) = refused(update, ConstantLr::new(0.1), setup(), strategy);
+    let (message, steps) = refused(update, ConstantLr::new(0.1), setup(), two);
     let text = "batch sizes over 3 ranks, but the strategy has 2";
     assert!(message.contains(text), "{message}");
     assert_eq!(steps, 0);
@@ -90,10 +91,9 @@ fn another_number_of_ranks_than_that_of_a_files_update() {
 fn open_windows_in_records_over_ranks() {
     let _turn = crate::turn();
     let windows = AccumConfig::mean(2);
-    let update = reduced().accumulate(windows).expect("a window");
-    let strategy: UpdateStrategy<_> = update.strategy();
-    let strategy = strategy.threads(2).with_tail(EpochTail::Carry);
-    let (message, steps) = refused(update, ConstantLr::new(0.1), setup(), strategy);
+    let update = adam().accumulate(windows).expect("a window");
+    let carry = |strategy: Strategy<_>| strategy.threads(2).with_tail(EpochTail::Carry);
+    let (message, steps) = refused(update, ConstantLr::new(0.1), setup(), carry);
     assert!(
         message.contains("`EpochTail::Carry` with records"),
         "{message}"
@@ -104,7 +104,7 @@ fn open_windows_in_records_over_ranks() {
 #[test]
 fn an_update_over_ranks_without_its_strategy() {
     let _turn = crate::turn();
-    let learner = Learner::new(Model::<Z>::new(), reduced(), ConstantLr::new(0.1));
+    let learner = Learner::new(Model::<Z>::new(), adam(), ConstantLr::new(0.1));
     let watch = Watch::default();
     let trained = catch_unwind(AssertUnwindSafe(|| {
         train_shown(learner, setup(), None, watch.clone(), watch.renderer());
@@ -115,27 +115,10 @@ fn an_update_over_ranks_without_its_strategy() {
 }
 
 #[test]
-fn ranks_without_a_strategy() {
-    let _turn = crate::turn();
-    let learner = Learner::new(
-        Model::<Z>::new(),
-        zero(AdamWConfig::new().init()),
-        ConstantLr::new(0.1),
-    );
-    let watch = Watch::default();
-    let trained = catch_unwind(AssertUnwindSafe(|| {
-        train_shown(learner, setup(), None, watch.clone(), watch.renderer());
-    }));
-    let message = *trained.err().unwrap().downcast::<String>().unwrap();
-    assert!(message.contains("ZeroStrategy::threads(n)"), "{message}");
-}
-
-#[test]
 fn an_optimizer_that_cannot_be_cut() {
     let _turn = crate::turn();
-    let strategy = ZeroStrategy::threads(2);
-    let optimizer = zero(MuonConfig::new().init());
-    let (message, steps) = refused(optimizer, ConstantLr::new(0.1), setup(), strategy);
+    let update = reduced(MuonConfig::new().init());
+    let (message, steps) = refused(update, ConstantLr::new(0.1), setup(), two);
     assert!(message.contains("Partition::Whole"), "{message}");
     assert_eq!(steps, 0);
 }
@@ -145,18 +128,16 @@ fn burns_own_accumulation() {
     let _turn = crate::turn();
     let mut setup = setup();
     setup.burns_accumulation = Some(2);
-    let strategy = ZeroStrategy::threads(2);
-    let adam = adamw::<Z>(Stage::Gradients);
-    let (message, _) = refused(adam, ConstantLr::new(0.1), setup, strategy);
-    assert!(message.contains("MultiSteps"), "{message}");
+    let (message, _) = refused(adam(), ConstantLr::new(0.1), setup, two);
+    let text = ".accumulate(AccumConfig::mean(2))";
+    assert!(message.contains(text), "{message}");
 }
 
 #[test]
 fn a_device_for_each_rank() {
     let _turn = crate::turn();
-    let strategy = ZeroStrategy::threads(2).with_devices(vec![Default::default()]);
-    let adam = adamw::<Z>(Stage::Gradients);
-    let (message, steps) = refused(adam, ConstantLr::new(0.1), setup(), strategy);
+    let one = |strategy: Strategy<_>| two(strategy).with_devices(vec![Default::default()]);
+    let (message, steps) = refused(adam(), ConstantLr::new(0.1), setup(), one);
     assert!(message.contains("1 devices for 2 ranks"), "{message}");
     assert_eq!(steps, 0);
 }
@@ -174,9 +155,9 @@ fn states_of_different_steps() {
             let _ = before.step(0.1, start.clone(), gradients);
         }
         let adam = AdamWConfig::new().init::<Z, ParameterShards<Z>>();
-        let adam = zero(adam.load_record(before.to_record()));
-        let learner = Learner::new(start.clone(), adam, ConstantLr::new(0.1));
-        let strategy = Some(ZeroStrategy::process(Arc::new(group)).into());
+        let update = reduced(adam.load_record(before.to_record()));
+        let strategy = Some(update.strategy().process(Arc::new(group)).into());
+        let learner = Learner::new(start.clone(), update, ConstantLr::new(0.1));
         let watch = Watch::default();
         train_shown(learner, setup(), strategy, watch.clone(), watch.renderer());
     });
@@ -238,10 +219,9 @@ fn others(schedule: Schedule) -> String {
 }
 
 fn others_in(schedule: Schedule, options: GroupOptions) -> String {
-    let strategy = ZeroStrategy::threads(3).with_options(options);
-    let adam = zero(AdamWConfig::new().init());
+    let three = |strategy: Strategy<_>| strategy.threads(3).with_options(options);
     let started = Instant::now();
-    let (message, _) = refused(adam, OfOthers(schedule), setup(), strategy);
+    let (message, _) = refused(adam(), OfOthers(schedule), setup(), three);
     assert!(started.elapsed() < Duration::from_secs(30));
     message
 }
@@ -267,9 +247,9 @@ fn schedules_that_differ_are_found_in_the_first_step() {
 #[test]
 fn schedules_that_differ_within_a_window_are_found_too() {
     let _turn = crate::turn();
-    let steps = MultiSteps::new(zero(AdamWConfig::new().init()), AccumConfig::mean(2)).unwrap();
+    let update = adam().accumulate(AccumConfig::mean(2)).expect("a window");
     let schedule = OfOthers(Schedule::OtherAtFirst);
-    let (message, _) = refused(steps, schedule, setup(), ZeroStrategy::threads(2));
+    let (message, _) = refused(update, schedule, setup(), two);
     let sides = ["epoch 1, step 1, lr 0.1`", "epoch 1, step 1, lr 0.2`"];
     assert!(sides.iter().all(|side| message.contains(side)), "{message}");
 }

@@ -2,11 +2,11 @@
 
 use burn::module::Module;
 use burn::optim::{GradientsParams, MultiGradientsParams, Optimizer};
-use burn_zero::{Stage, ZeroStrategy};
+use burn_zero::Stage;
 
 use crate::learner::{Outcome, Setup, train};
 use crate::model::{Model, Row, bits, rows};
-use crate::{Z, as_burn, on_ranks, repeated};
+use crate::{Z, on_ranks, repeated, without_ranks};
 
 fn resumed(data: Vec<Row>, from: &Outcome<Z>) -> Setup {
     let mut setup = Setup::new(data, 3);
@@ -28,7 +28,7 @@ fn at_the_same_number_it_is_as_if_it_had_not_ended() {
     }
 }
 
-/// Three ranks leave a record. Burn alone goes on with it, and so do two ranks and one.
+/// Three ranks leave a record. An update without ranks goes on with it, and so do two ranks and one.
 #[test]
 fn at_another_number_it_begins_with_the_same_state() {
     let _turn = crate::turn();
@@ -39,7 +39,7 @@ fn at_another_number_it_begins_with_the_same_state() {
         Setup::new(rows(0, 30), 2),
     );
     let data = rows(40, 58);
-    let burns = as_burn(&Model::new(), resumed(data.clone(), &three));
+    let burns = without_ranks::<Z>(&Model::new(), resumed(data.clone(), &three));
     for ranks in [1, 2] {
         for stage in crate::STAGES {
             let setup = resumed(repeated(&data, ranks), &three);
@@ -59,7 +59,7 @@ fn with_a_layer_that_is_frozen_it_goes_on_as_burn_does() {
     let mut start = Model::new();
     start.first = start.first.no_grad();
     let data = rows(40, 58);
-    let burns = as_burn(&start, resumed(data.clone(), &whole));
+    let burns = without_ranks(&start, resumed(data.clone(), &whole));
     for ranks in [1, 2] {
         for stage in crate::STAGES {
             let setup = resumed(repeated(&data, ranks), &whole);
@@ -100,9 +100,10 @@ fn each_record_of_one_save_has_the_state_of_all_ranks() {
     let start = Model::new();
     for stage in crate::STAGES {
         let once = on_ranks(2, stage, &start, Setup::new(rows(0, 20), 1));
-        let twice = Twice(crate::adamw::<Z>(stage));
+        let update = crate::adamw::<Z>(stage);
+        let strategy = Some(update.strategy().threads(2).into());
         let setup = Setup::new(rows(0, 20), 1);
-        let strategy = Some(ZeroStrategy::threads(2).into());
+        let twice = Twice(update);
         let twice = train(start.clone(), twice, crate::falling(), setup, strategy);
         let [once, twice] = [once, twice].map(|it| it.directory.records(1));
         assert!(twice == once, "{stage}");

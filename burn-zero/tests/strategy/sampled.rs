@@ -10,9 +10,10 @@ use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::record::{FullPrecisionSettings, PrettyJsonFileRecorder};
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::{Learner, SupervisedTraining};
+use burn_update::UpdateStrategy;
 use burn_zero::{
     DistributedSampler, EpochOfRank, GroupOptions, ProcessGroup, RankLoader, SampledLoader,
-    SilentRenderer, Stage, Tail, ThreadGroup, ZeroStrategy,
+    SilentRenderer, Stage, Tail, ThreadGroup,
 };
 
 use crate::Z;
@@ -64,11 +65,11 @@ struct Job<'a> {
 }
 
 macro_rules! train {
-    ($job:expr, $start:expr, $strategy:expr) => {{
+    ($job:expr, $start:expr, $ranks:expr) => {{
         let job: Job<'_> = $job;
         let train = sampled(job.seed, job.data, SIZE);
-        let strategy = $strategy.with_train_loader(train.clone());
         let optimizer = crate::adamw::<Z>(Stage::Gradients);
+        let strategy = $ranks(optimizer.strategy()).with_train_loader(train.clone());
         let valid = loader(rows(900, 902), 2);
         let mut training = SupervisedTraining::new(job.directory, train, valid)
             .num_epochs(job.epochs)
@@ -86,7 +87,8 @@ macro_rules! train {
 }
 
 fn on_threads(start: &Model<Z>, ranks: usize, job: Job<'_>) -> Trained {
-    train!(job, start, ZeroStrategy::threads(ranks))
+    train!(job, start, |strategy: UpdateStrategy<_>| strategy
+        .threads(ranks))
 }
 
 #[test]
@@ -143,7 +145,8 @@ fn programs(start: &Model<Z>, data: &[Row], seeds: [u64; 2]) -> Result<Vec<Train
             resumed: None,
             directory: directory.path(),
         };
-        train!(job, start, ZeroStrategy::process(Arc::new(group)))
+        let process = |strategy: UpdateStrategy<_>| strategy.process(Arc::new(group));
+        train!(job, start, process)
     });
     trained.map_err(|error| error.to_string())
 }

@@ -9,8 +9,7 @@ use burn::data::dataset::InMemDataset;
 use burn::lr_scheduler::constant::ConstantLr;
 use burn::module::{AutodiffModule, Module};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
-use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::{AdamW, AdamWConfig};
+use burn::optim::AdamWConfig;
 use burn::record::{FullPrecisionSettings, PrettyJsonFileRecorder};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Tensor, TensorData, activation::tanh};
@@ -21,9 +20,8 @@ use burn::train::{
     TrainingStrategy,
 };
 use burn_flex::Flex;
-use burn_zero::{
-    GroupOptions, ParameterShards, Stage, ThreadGroup, ZeroOptimizer, ZeroSettings, ZeroStrategy,
-};
+use burn_update::{Update, UpdateStrategy};
+use burn_zero::{GroupOptions, ReduceOverRanks, Stage, ThreadGroup, ZeroSettings};
 use tempfile::{TempDir, tempdir};
 
 use crate::Z;
@@ -99,14 +97,13 @@ impl<B: Backend> InferenceStep for Normed<B> {
     }
 }
 
-type Adam = ZeroOptimizer<OptimizerAdaptor<AdamW, ParameterShards<Z>, Z>>;
-type Components = LearningComponentsMarker<Z, ConstantLr, Normed<Z>, Adam>;
+type Components = LearningComponentsMarker<Z, ConstantLr, Normed<Z>, Update<Normed<Z>, Z>>;
 type Inner = <Z as AutodiffBackend>::InnerBackend;
 
-fn learner(model: Normed<Z>) -> Learner<Components> {
-    let adam = AdamWConfig::new().init();
-    let zero = ZeroOptimizer::in_learner(adam, ZeroSettings::stage(Stage::Gradients));
-    Learner::new(model, zero, ConstantLr::new(0.05))
+fn adamw() -> Update<Normed<Z>, Z> {
+    let update = Update::new(AdamWConfig::new().init());
+    let settings = ZeroSettings::stage(Stage::Gradients);
+    update.reduce_in_learner(settings).unwrap()
 }
 
 struct Trained {
@@ -121,8 +118,8 @@ fn valid() -> Vec<Row> {
 }
 
 fn launch(
-    learner: Learner<Components>,
-    strategy: ZeroStrategy<Components>,
+    model: Normed<Z>,
+    ranks: impl FnOnce(UpdateStrategy<Components>) -> UpdateStrategy<Components>,
     epochs: usize,
     resume: Option<(usize, &Path)>,
 ) -> Trained {
@@ -131,7 +128,9 @@ fn launch(
         loader.build(InMemDataset::new(rows))
     }
     let (watch, directory) = (Watch::default(), tempdir().unwrap());
-    let strategy: TrainingStrategy<Components> = strategy.into();
+    let update = adamw();
+    let strategy: TrainingStrategy<Components> = ranks(update.strategy()).into();
+    let learner = Learner::new(model, update, ConstantLr::new(0.05));
     let recorder = PrettyJsonFileRecorder::<FullPrecisionSettings>::new();
     let mut training = SupervisedTraining::new(
         directory.path(),
@@ -161,10 +160,13 @@ fn options() -> GroupOptions {
     GroupOptions::with_deadline(DEADLINE)
 }
 
+fn threads(strategy: UpdateStrategy<Components>) -> UpdateStrategy<Components> {
+    strategy.threads(RANKS).with_options(options())
+}
+
 /// As threads, each with a copy of the model.
 fn on_threads(epochs: usize, resume: Option<(usize, &Path)>) -> Trained {
-    let strategy = ZeroStrategy::threads(RANKS).with_options(options());
-    launch(learner(Normed::new()), strategy, epochs, resume)
+    launch(Normed::new(), threads, epochs, resume)
 }
 
 /// As programs.
@@ -175,8 +177,12 @@ fn programs(epochs: usize) -> Vec<Trained> {
             let _turn = making.lock().unwrap();
             Normed::<Z>::new()
         };
-        let strategy = ZeroStrategy::process(Arc::new(group));
-        launch(learner(model), strategy, epochs, None)
+        launch(
+            model,
+            |strategy| strategy.process(Arc::new(group)),
+            epochs,
+            None,
+        )
     })
     .unwrap()
 }
@@ -227,12 +233,11 @@ fn clones_are_made_independent() {
     let expected = on_threads(1, None);
     let model = Normed::<Z>::new();
     let untouched = values(&model.valid());
-    let strategy = || ZeroStrategy::threads(RANKS).with_options(options());
-    let threads = launch(learner(model.clone()), strategy(), 1, None);
+    let threads = launch(model.clone(), threads, 1, None);
     assert_eq!(values(&model.valid()), untouched);
     let programs = ThreadGroup::spawn(RANKS, options(), |group| {
-        let strategy = ZeroStrategy::process(Arc::new(group));
-        launch(learner(model.clone()), strategy, 1, None)
+        let process = |strategy: UpdateStrategy<_>| strategy.process(Arc::new(group));
+        launch(model.clone(), process, 1, None)
     });
     for trained in [&threads, &programs.unwrap()[0]] {
         assert_eq!(values(&trained.model), values(&expected.model));

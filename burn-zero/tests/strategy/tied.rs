@@ -3,12 +3,11 @@
 
 use std::sync::Arc;
 
-use burn::optim::AdamWConfig;
-use burn_zero::{SingleRank, Stage, ZeroStrategy};
+use burn_zero::{SingleRank, Stage};
 
 use crate::learner::{self, Setup, train};
 use crate::model::{Model, bits, rows};
-use crate::{Z, adamw, as_burn, falling, on_ranks, repeated};
+use crate::{Z, adamw, falling, on_ranks, repeated, without_ranks};
 
 /// The weights without the second path, which has the first's.
 fn weights<B: burn::tensor::backend::Backend>(model: &Model<B>) -> Vec<Vec<u32>> {
@@ -23,7 +22,7 @@ fn it_is_a_weight_that_is_used_twice() {
     let _turn = crate::turn();
     let start = Model::<Z>::new();
     let data = rows(0, 22);
-    let burns = as_burn(&start.clone().reusing(), Setup::new(data.clone(), 3));
+    let burns = without_ranks(&start.clone().reusing(), Setup::new(data.clone(), 3));
     for ranks in [1, 2] {
         for stage in crate::STAGES {
             let setup = || Setup::new(repeated(&data, ranks), 3);
@@ -49,7 +48,7 @@ fn it_is_a_weight_that_is_used_twice() {
 fn records_are_burns() {
     let _turn = crate::turn();
     let start = Model::<Z>::new();
-    let burns = as_burn(&start.clone().reusing(), Setup::new(rows(0, 10), 2));
+    let burns = without_ranks(&start.clone().reusing(), Setup::new(rows(0, 10), 2));
     let setup = Setup::new(repeated(&rows(0, 10), 2), 2);
     let ours = on_ranks(2, Stage::Gradients, &start.tied(), setup);
     let [(_, _, ours), (_, _, burns)] = [&ours, &burns].map(|outcome| outcome.directory.records(2));
@@ -62,11 +61,10 @@ fn one_rank_trains_it_on_burns_backend() {
     let _turn = crate::turn();
     let start = Model::<learner::B>::new();
     let setup = || Setup::new(rows(0, 22), 2);
-    let adam = AdamWConfig::new().init();
-    let burns = train(start.clone().reusing(), adam, falling(), setup(), None);
-    let strategy = ZeroStrategy::process(Arc::new(SingleRank::new()));
-    let zero = adamw::<learner::B>(Stage::OptimizerState);
+    let burns = without_ranks(&start.clone().reusing(), setup());
+    let update = adamw::<learner::B>(Stage::OptimizerState);
+    let strategy = update.strategy().process(Arc::new(SingleRank::new()));
     let strategy = Some(strategy.into());
-    let ours = train(start.tied(), zero, falling(), setup(), strategy);
+    let ours = train(start.tied(), update, falling(), setup(), strategy);
     assert_eq!(weights(&ours.model), bits(&burns.model));
 }

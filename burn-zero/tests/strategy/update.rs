@@ -1,47 +1,12 @@
-//! An update that reduces its gradients over ranks trains in the Learner by its own strategy.
+//! What the loop does by updates, and what a record is continued by.
 
-use burn::optim::AdamWConfig;
 use burn_accum::AccumConfig;
-use burn_update::{Update, UpdateStrategy};
-use burn_zero::{ReduceOverRanks, Stage, ZeroSettings};
+use burn_update::UpdateStrategy;
+use burn_zero::Stage;
 
 use crate::learner::{MICRO_BATCH, Outcome, Setup, train};
 use crate::model::{Model, Row, bits, rows};
-use crate::{Z, falling, on_ranks, repeated};
-
-fn reduced(stage: Stage) -> Update<Model<Z>, Z> {
-    let settings = ZeroSettings {
-        bucket_elements: 20,
-        ..ZeroSettings::stage(stage)
-    };
-    let update = Update::new(AdamWConfig::new().init());
-    update.reduce_in_learner(settings).unwrap()
-}
-
-fn trained(ranks: usize, stage: Stage, start: &Model<Z>, setup: Setup) -> Outcome<Z> {
-    let update = reduced(stage);
-    let strategy = update.strategy().threads(ranks);
-    train(
-        start.clone(),
-        update,
-        falling(),
-        setup,
-        Some(strategy.into()),
-    )
-}
-
-#[test]
-fn it_is_the_wrapper_bit_for_bit_in_every_stage() {
-    let _turn = crate::turn();
-    let start = Model::<Z>::new();
-    let data = rows(0, 20);
-    for stage in crate::STAGES {
-        let wrapped = on_ranks(2, stage, &start, Setup::new(data.clone(), 2));
-        let update = trained(2, stage, &start, Setup::new(data.clone(), 2));
-        assert_eq!(bits(&update.model), bits(&wrapped.model), "{stage}");
-        assert_eq!(update.watch.lines(), wrapped.watch.lines(), "{stage}");
-    }
-}
+use crate::{Z, adamw, falling, on_ranks, repeated, without_ranks};
 
 fn resumed(data: Vec<Row>, from: &Outcome<Z>) -> Setup {
     let mut setup = Setup::new(data, 3);
@@ -55,16 +20,11 @@ fn a_record_of_three_ranks_is_continued_by_any_number() {
     let _turn = crate::turn();
     let data = rows(40, 58);
     for stage in [Stage::Gradients, Stage::Parameters] {
-        let three = trained(3, stage, &Model::new(), Setup::new(rows(0, 30), 2));
-        let plain = {
-            let update = Update::<Model<Z>, Z>::new(AdamWConfig::new().init());
-            let strategy = Some(update.strategy().into());
-            let setup = resumed(data.clone(), &three);
-            train(Model::new(), update, falling(), setup, strategy)
-        };
+        let three = on_ranks(3, stage, &Model::new(), Setup::new(rows(0, 30), 2));
+        let plain = without_ranks::<Z>(&Model::new(), resumed(data.clone(), &three));
         for ranks in [1, 2] {
             let setup = resumed(repeated(&data, ranks), &three);
-            let ours = trained(ranks, stage, &Model::new(), setup);
+            let ours = on_ranks(ranks, stage, &Model::new(), setup);
             assert_eq!(bits(&ours.model), bits(&plain.model), "{ranks} {stage}");
         }
     }
@@ -76,7 +36,7 @@ fn it_counts_in_updates_and_goes_on_within_an_epoch() {
     let _turn = crate::turn();
     let by_updates = |resume: Option<(usize, std::path::PathBuf)>| {
         let windows = AccumConfig::mean(2);
-        let update = reduced(Stage::Gradients).accumulate(windows).unwrap();
+        let update = adamw::<Z>(Stage::Gradients).accumulate(windows).unwrap();
         let progress = update.progress();
         let strategy: UpdateStrategy<_> = update.strategy();
         let strategy = strategy.threads(2).until_updates(4);

@@ -10,7 +10,8 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::train::{
     InferenceStep, Learner, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep,
 };
-use burn_zero::{SilentRenderer, ZeroOptimizer, ZeroSettings, ZeroStrategy};
+use burn_update::Update;
+use burn_zero::{ReduceOverRanks, SilentRenderer, ZeroSettings};
 
 use crate::Z;
 use crate::loader::loader;
@@ -49,16 +50,18 @@ fn a_learner_trains_a_model_of_57_kib_by_value() {
     for stage in crate::STAGES {
         let model = Wide::<Z>::new(&Default::default());
         let before = model.a0.weight.val().into_data();
-        let optimizer = AdamWConfig::new().init();
-        let optimizer = ZeroOptimizer::in_learner(optimizer, ZeroSettings::stage(stage));
+        let update = Update::new(AdamWConfig::new().init());
+        let update = update.reduce_in_learner(ZeroSettings::stage(stage));
+        let update: Update<Wide<Z>, Z> = update.unwrap();
+        let strategy = update.strategy().threads(2);
         let directory = tempfile::tempdir().unwrap();
         let train = loader::<Z>(rows(0, 8), 2);
         let valid = loader(rows(8, 10), 2);
         let trained = SupervisedTraining::new(directory.path(), train, valid)
             .with_application_logger(None)
             .renderer(SilentRenderer)
-            .with_training_strategy(ZeroStrategy::threads(2).into())
-            .launch(Learner::new(model, optimizer, ConstantLr::new(0.05)));
+            .with_training_strategy(strategy.into())
+            .launch(Learner::new(model, update, ConstantLr::new(0.05)));
         assert_ne!(trained.model.a0.weight.val().into_data(), before, "{stage}");
     }
 }
