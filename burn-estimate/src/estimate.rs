@@ -112,8 +112,8 @@ where
 ///
 /// ```text
 /// let group = Arc::new(SimulatedRank::new(0, 1024)?);
-/// let mut optimizer = ZeroOptimizer::new(adamw, group.clone(), ZeroSettings::stage(Stage::Gradients))?;
-/// let model = optimizer.prepare::<B, _>(model)?;
+/// let mut update = Update::new(adamw).reduce(ZeroSettings::stage(Stage::Gradients), group.clone())?;
+/// let model = update.prepare(model)?;
 /// let sent = || group.traffic().total().data_bytes;
 /// let (estimate, _) = estimate_rank::<B, _>(device, sent, model, |model| ..);
 /// ```

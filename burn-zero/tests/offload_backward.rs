@@ -217,14 +217,14 @@ fn micro_batches_are_added_up_on_the_host_to_the_same_bits() {
     let _turn = turn();
     for window in [1, 2, 4] {
         let windows = AccumConfig::mean(window);
-        let multi_steps = || MultiSteps::new(on_host(), windows.clone()).unwrap();
+        let multi_steps = || MultiSteps::new(on_host(), windows).unwrap();
         let plain = accumulate::<Plain, _>(multi_steps());
         assert_eq!(plain, accumulate::<B, _>(multi_steps()), "{window}");
         for stage in Stage::WITH_WHOLE_PARAMETERS {
             for memory in [Memory::Device, Memory::Host] {
                 let group = Arc::new(SingleRank::new());
                 let update = Update::new(on_host()).reduce(sharding(stage, memory), group);
-                let mut update = update.unwrap().accumulate(windows.clone()).unwrap();
+                let mut update = update.unwrap().accumulate(windows).unwrap();
                 update.prepare(model::<B>()).unwrap();
                 assert_eq!(plain, accumulate::<B, _>(update), "{stage}");
             }

@@ -22,8 +22,9 @@ use burn_accum::{AccumConfig, ClipGlobalNorm, MultiSteps};
 use burn_amp::{GradScaler, GradScalerConfig};
 use burn_decorator::module::{for_each_float, map_floats};
 use burn_flex::Flex;
+use burn_update::Update;
 use burn_zero::{
-    HostAdamWConfig, OffloadConfig, Sharded, SingleRank, Stage, ZeroOptimizer, ZeroSettings,
+    HostAdamWConfig, OffloadConfig, ReduceOverRanks, Sharded, SingleRank, Stage, ZeroSettings,
 };
 
 type B = Sharded<Autodiff<Flex>>;
@@ -246,13 +247,13 @@ fn shards_keep_their_type_in_every_recorder() {
     for stage in [Stage::DataParallel, Stage::OptimizerState, Stage::Gradients] {
         let make = || {
             let group = Arc::new(SingleRank::new());
-            let inner = adamw().init();
-            let mut zero = ZeroOptimizer::new(inner, group, ZeroSettings::stage(stage)).unwrap();
-            let net = zero.prepare::<B, _>(Net::new()).unwrap();
-            (zero, net)
+            let update = Update::new(adamw().init()).reduce(ZeroSettings::stage(stage), group);
+            let mut update = update.unwrap();
+            let net = update.prepare(Net::<B>::new()).unwrap();
+            (update, net)
         };
-        let (zero, net) = make();
-        drop(zero);
+        let (update, net) = make();
+        drop(update);
         goes_on(&format!("stage {}", stage.number()), net, make);
     }
 }

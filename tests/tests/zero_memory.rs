@@ -11,10 +11,10 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Int, Tensor};
 use burn_checkpoint::Remat;
 use burn_flex::Flex;
-use burn_zero::parts::ShardOptimizer;
+use burn_update::{Update, UpdateError};
 use burn_zero::{
-    GroupOptions, HostAdamWConfig, Memory, ModelStates, OffloadConfig, ProcessGroup, Sharded,
-    Stage, ThreadGroup, ZeroConfig, ZeroError, ZeroOptimizer, estimate,
+    GroupOptions, HostAdamWConfig, Memory, ModelStates, OffloadConfig, ParameterShards,
+    ProcessGroup, ReduceOverRanks, Sharded, Stage, ThreadGroup, ZeroConfig, estimate,
 };
 use examples::gpt::model::{Gpt, GptConfig};
 use peak_alloc::PeakAlloc;
@@ -70,7 +70,7 @@ fn pass_beside_gradients(config: &GptConfig) -> f64 {
 
 /// Trains. Returns the peak of a rank, in bytes for each byte of its parameters, measured and
 /// beyond the estimate, and the first and the last loss.
-fn train<O: ShardOptimizer<B>>(
+fn train<O: Optimizer<ParameterShards<B>, B> + 'static>(
     initial: &Gpt<B>,
     config: &ZeroConfig,
     optimizer: impl Fn() -> O + Sync,
@@ -79,18 +79,18 @@ fn train<O: ShardOptimizer<B>>(
     HEAP.reset_peak_usage();
     let trained = ThreadGroup::spawn(RANKS, GroupOptions::default(), |group| {
         let group: Arc<dyn ProcessGroup> = Arc::new(group);
-        let mut optimizer = ZeroOptimizer::new(optimizer(), group.clone(), config.settings())?;
-        let mut model = optimizer.prepare::<B, _>(initial.clone())?;
+        let mut update = Update::new(optimizer()).reduce(config.settings(), group.clone())?;
+        let mut model = update.prepare(initial.clone())?;
         group.barrier("the model is there")?;
         let mut losses = Vec::new();
         for _ in 0..4 {
             let loss = loss(&model);
             losses.push(loss.clone().into_scalar());
             let gradients = GradientsParams::from_grads(loss.backward(), &model);
-            model = optimizer.step(1e-3, model, gradients);
+            model = update.step(1e-3, model, gradients)?;
             group.barrier("the step is done")?;
         }
-        Ok::<_, ZeroError>((model.num_params(), [losses[0], losses[3]]))
+        Ok::<_, UpdateError>((model.num_params(), [losses[0], losses[3]]))
     });
     let peak = HEAP.peak_usage().saturating_sub(before);
     let (parameters, losses) = trained.expect("ranks end").swap_remove(0).expect("trained");

@@ -512,6 +512,8 @@ pub fn code(setting: &Setting) -> String {
         let config = "HostAdamWConfig { epsilon: 1e-5, weight_decay: 1e-4, ..Default::default() }";
         optimizer = format!("OffloadConfig::new({config}).init()?");
     }
+    // What an update has beside its optimizer.
+    let mut parts = String::new();
     if setting.ranks > 1 {
         let stage = setting.stage;
         let settings = if is_sharded && setting.shards_on_device {
@@ -521,21 +523,19 @@ pub fn code(setting: &Setting) -> String {
         } else {
             format!("ZeroSettings::stage(Stage::{stage:?})")
         };
-        optimizer = format!("ZeroOptimizer::new({optimizer}, group, {settings})?");
-    }
-    if on_host && !setting.offload {
-        optimizer = format!(
-            "ZeroOptimizer::new({optimizer}, Arc::new(SingleRank::new()), ZeroSettings {{ parameters: Memory::Host, ..Default::default() }})?"
-        );
+        parts += &format!(".reduce({settings}, group)?");
+    } else if on_host && !setting.offload {
+        let settings = "ZeroSettings { parameters: Memory::Host, ..Default::default() }";
+        parts += &format!(".reduce({settings}, Arc::new(SingleRank::new()))?");
     }
     if setting.accum > 1 {
-        optimizer = format!(
-            "MultiSteps::new({optimizer}, AccumConfig::mean({}))?",
-            setting.accum
-        );
+        parts += &format!(".accumulate(AccumConfig::mean({}))?", setting.accum);
     }
     if setting.amp == Amp::F16 {
-        optimizer = format!("GradScaler::default().wrap({optimizer})");
+        parts += ".scale(GradScalerConfig::default())?";
+    }
+    if !parts.is_empty() {
+        optimizer = format!("Update::new({optimizer}){parts}");
     }
     if optimizer != "optimizer" {
         lines.push(optimizer);
@@ -799,7 +799,8 @@ mod tests {
         assert!(peak < parameters * 3 / 4, "{}", asked.estimate);
         let code = code(&asked.setting);
         assert!(
-            code.contains("MultiSteps::new(OffloadConfig::new("),
+            code.contains("Update::new(OffloadConfig::new(")
+                && code.contains(".accumulate(AccumConfig::mean(4))"),
             "{code}"
         );
     }

@@ -7,11 +7,12 @@ use std::time::Duration;
 use burn::backend::Autodiff;
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::optim::{AdamWConfig, GradientsParams};
 use burn::prelude::*;
 use burn_flex::Flex;
+use burn_update::{Update, UpdateError};
 use burn_zero::{
-    GroupOptions, MpiGroup, ProcessGroup, Sharded, Stage, ZeroError, ZeroOptimizer, ZeroSettings,
+    GroupOptions, MpiGroup, ProcessGroup, ReduceOverRanks, Sharded, Stage, ZeroSettings,
 };
 use examples::gpt::model::{Gpt, GptConfig};
 
@@ -62,10 +63,10 @@ pub fn rank(stage: &str) {
     let trained = MpiGroup::run(GroupOptions::default(), |group| {
         train(Arc::new(group.clone()), stage)
     });
-    trained.unwrap_or_else(|error: ZeroError| panic!("{error}"));
+    trained.unwrap_or_else(|error: UpdateError| panic!("{error}"));
 }
 
-fn train(group: Arc<dyn ProcessGroup>, stage: Stage) -> Result<(), ZeroError> {
+fn train(group: Arc<dyn ProcessGroup>, stage: Stage) -> Result<(), UpdateError> {
     let device = Default::default();
     B::seed(&device, 42);
     // What all of them have alike, threads and tables: once through a model of nothing much.
@@ -77,15 +78,15 @@ fn train(group: Arc<dyn ProcessGroup>, stage: Stage) -> Result<(), ZeroError> {
         bucket_elements: 100_000,
         ..ZeroSettings::stage(stage)
     };
-    let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group, sharding)?;
-    let mut model = optimizer.prepare::<B, _>(model().init(&device))?;
+    let mut update = Update::new(AdamWConfig::new().init()).reduce(sharding, group)?;
+    let mut model = update.prepare(model().init::<B>(&device))?;
     println!("before {before} {}", model.num_params());
     let mut losses = Vec::new();
     for _ in 0..STEPS {
         let loss = loss(&model);
         losses.push(loss.clone().into_scalar());
         let gradients = GradientsParams::from_grads(loss.backward(), &model);
-        model = optimizer.step(1e-4, model, gradients);
+        model = update.step(1e-4, model, gradients)?;
     }
     assert!(losses[STEPS - 1] < losses[0], "it learns: {losses:?}");
     println!(

@@ -17,7 +17,8 @@ use burn_amp::Autocast;
 use burn_checkpoint::Remat;
 use burn_estimate::{Estimate, Meta, MetaDevice, estimate_run};
 use burn_flex::Flex;
-use burn_zero::{Sharded, SilentRenderer, Stage, ZeroOptimizer, ZeroSettings, ZeroStrategy};
+use burn_update::Update;
+use burn_zero::{ReduceOverRanks, Sharded, SilentRenderer, Stage, ZeroSettings};
 use examples::gpt::loader::TokenBatch;
 use examples::gpt::model::GptConfig;
 use examples::training::recompute::Checkpoint;
@@ -56,17 +57,19 @@ fn train(ranks: usize, stage: Stage) -> (Estimate, u64, Vec<String>) {
     let (estimate, bytes) = estimate_run(device, || {
         let model = config.init::<B>(&device);
         let bytes = 4 * model.num_params() as u64;
-        let adamw = AdamWConfig::new().init();
-        let optimizer = ZeroOptimizer::in_learner(adamw, ZeroSettings::stage(stage));
+        let update = Update::new(AdamWConfig::new().init());
+        let update = update.reduce_in_learner(ZeroSettings::stage(stage));
+        let update = update.expect("one reduction");
         let devices = (1..=ranks as u16).map(MetaDevice::new);
-        let strategy = ZeroStrategy::threads(ranks).with_devices(devices.collect());
+        let strategy = update.strategy().threads(ranks);
+        let strategy = strategy.with_devices(devices.collect());
         SupervisedTraining::new(&directory, loader(12 * ranks), loader(4))
             .metric_train_numeric(LossMetric::<Flex>::new())
             .with_application_logger(None)
             .renderer(SilentRenderer)
             .num_epochs(1)
             .with_training_strategy(strategy.into())
-            .launch(Learner::new(model, optimizer, ConstantLr::new(1e-3)));
+            .launch(Learner::new(model, update, ConstantLr::new(1e-3)));
         bytes
     });
     let log = std::fs::read_to_string(directory.join("train/epoch-1/Loss.log"));

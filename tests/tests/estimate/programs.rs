@@ -22,7 +22,7 @@ use examples::training::recompute::Checkpoint;
 /// A model and its loss.
 pub trait Program {
     /// The model on a backend.
-    type Model<B: AutodiffBackend>: AutodiffModule<B>;
+    type Model<B: AutodiffBackend>: AutodiffModule<B> + 'static;
 
     /// A fresh model.
     fn model<B: AutodiffBackend>(&self, device: &B::Device) -> Self::Model<B>;

@@ -15,10 +15,10 @@ use burn_estimate::{
     DeviceProfile, Estimate, Kind, Meta, MetaDevice, Shares, estimate_on, estimate_rank,
 };
 use burn_flex::Flex;
-use burn_zero::parts::ShardOptimizer;
+use burn_update::Update;
 use burn_zero::{
     GroupOptions, HostAdamWConfig, Memory, ModelStates, OffloadConfig, ParameterShards,
-    ProcessGroup, Sharded, SimulatedRank, Stage, ThreadGroup, ZeroConfig, ZeroOptimizer,
+    ProcessGroup, ReduceOverRanks, Sharded, SimulatedRank, Stage, ThreadGroup, ZeroConfig,
     ZeroSettings,
 };
 use examples::gpt::loader::TokenBatch;
@@ -95,14 +95,16 @@ fn with_step<B, P, O, R>(
 where
     B: AutodiffBackend,
     P: Program,
-    O: ShardOptimizer<B>,
+    O: Optimizer<ParameterShards<B>, B> + 'static,
 {
-    let mut zero = ZeroOptimizer::new(adamw, group, settings).expect("ranks agree");
-    let model = zero.prepare::<B, _>(program.model::<B>(device));
+    let update = Update::new(adamw).reduce(settings, group);
+    let mut update = update.expect("ranks agree");
+    let model = update.prepare(program.model::<B>(device));
     run(model.expect("AdamW can be sharded"), &mut |model| {
         let gradients = program.loss(&model, device).backward();
         let gradients = GradientsParams::from_grads(gradients, &model);
-        zero.step(1e-3, model, gradients)
+        let updated = update.step(1e-3, model, gradients);
+        updated.unwrap_or_else(|error| panic!("{error}"))
     })
 }
 

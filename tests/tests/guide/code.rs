@@ -29,7 +29,7 @@ use burn_estimate::{DeviceMemory, Meta, MetaDevice, estimate_on, estimate_rank};
 use burn_tensorboard::TensorBoard;
 use burn_update::{AverageConfig, Group, Groups, Paths, Update};
 use burn_zero::{
-    DeepSpeedConfig, DistributedSampler, FromDeepSpeed, HostAdamWConfig, OffloadConfig, OffloadedAdamW, ProcessGroup, ReduceOverRanks, SampledLoader, Sharded, SimulatedRank, Stage, ZeroOptimizer,
+    DeepSpeedConfig, DistributedSampler, FromDeepSpeed, HostAdamWConfig, OffloadConfig, OffloadedAdamW, ProcessGroup, RankReduction, ReduceOverRanks, SampledLoader, Sharded, SimulatedRank, Stage,
     ZeroSettings, offload_parameters,
 };
 use burn_ranks::local_rank;
@@ -383,8 +383,8 @@ let fits = DeviceMemory::cuda(24 << 30).needed(&estimate) <= 24 << 30;
         drop((model, fits));
     }
 
-    fn update<O: Optimizer<Model<Rank>, Rank>>(model: Model<Rank>, optimizer: &mut O) -> Model<Rank> {
-        optimizer.step(1e-4, model, GradientsParams::new())
+    fn step<O: Optimizer<Model<Rank>, Rank>>(model: Model<Rank>, update: &mut O) -> Model<Rank> {
+        update.step(1e-4, model, GradientsParams::new())
     }
 
     type Rank = Sharded<Autodiff<Meta>>;
@@ -393,10 +393,10 @@ let fits = DeviceMemory::cuda(24 << 30).needed(&estimate) <= 24 << 30;
 type B = Rank;
 
 let group = Arc::new(SimulatedRank::new(0, 1024)?);
-let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group.clone(), ZeroSettings::stage(Stage::Gradients))?;
-let model = optimizer.prepare(model)?;
+let mut update = Update::new(AdamWConfig::new().init()).reduce(ZeroSettings::stage(Stage::Gradients), group.clone())?;
+let model = update.prepare(model)?;
 let sent = || group.traffic().total().data_bytes;
-let (estimate, model) = estimate_rank::<B, _>(device, sent, model, |model| update(model, &mut optimizer));
+let (estimate, model) = estimate_rank::<B, _>(device, sent, model, |model| step(model, &mut update));
 
         Ok(())
     }
@@ -418,10 +418,10 @@ optimizer.prepare(&model);
     fn stage_3<G: ProcessGroup + 'static>(model: Model<Sharded<Autodiff<Remat<Cuda>>>>, group: Arc<G>) -> Done {
 type B = Sharded<Autodiff<Remat<Cuda>>>;
 
-let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group, ZeroSettings::stage(Stage::Parameters))?;
-let mut model = optimizer.prepare::<B, _>(model)?;
+let mut update = Update::new(AdamWConfig::new().init()).reduce(ZeroSettings::stage(Stage::Parameters), group)?;
+let mut model: Model<B> = update.prepare(model)?;
 
-        optimizes::<B>(&optimizer);
+        optimizes::<B>(&update);
         Ok(())
     }
 
@@ -573,10 +573,11 @@ let action = autocast::<F32, _>(|| policy.sample(observation.clone()));
     type Ranked = Sharded<Autodiff<Remat<Cuda>>>;
 
     fn units(group: Arc<dyn ProcessGroup>) -> Done {
-let optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group, ZeroSettings::stage(Stage::Parameters))?
+let reduction = RankReduction::new(ZeroSettings::stage(Stage::Parameters), group)?
     .with_units(|path| path.split('.').take(3).collect::<Vec<_>>().join(".")); // backbone.blocks.0 is one unit, head another
+let update = Update::new(AdamWConfig::new().init()).reduce_by(&reduction)?;
 
-        trains::<Ranked>(&optimizer);
+        trains::<Ranked>(&update);
         Ok(())
     }
 
@@ -597,10 +598,11 @@ let optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group, ZeroSetting
     type Half = Autocast<Sharded<Base>, F16>;
 
     fn its_own_loop(policy: Model<Half>, group: Arc<dyn ProcessGroup>) -> Done {
-let scaler = GradScaler::new(GradScalerConfig::default())?;
-let mut zero = ZeroOptimizer::new(AdamWConfig::new().init(), group, ZeroSettings::stage(Stage::Gradients))?;
-let policy = zero.prepare(policy)?; // before the loop has it
-let trainer = Trainer::new(policy, scaler.wrap(zero));
+let mut update = Update::new(AdamWConfig::new().init())
+    .reduce(ZeroSettings::stage(Stage::Gradients), group)?
+    .scale(GradScalerConfig::default())?;
+let policy = update.prepare(policy)?; // before the loop has it
+let trainer = Trainer::new(policy, update);
 
         drop(trainer);
         Ok(())
@@ -615,11 +617,9 @@ fn train<B: AutodiffBackend, M: AutodiffModule<B>>(mut model: M, mut optimizer: 
 }
 
     fn clipping(group: Arc<dyn ProcessGroup>) -> Done {
-let clip = ClipGlobalNorm::new(AdamWConfig::new().init(), 1.0)?;
-let norm = clip.norm();
-let zero = ZeroOptimizer::new(clip, group, ZeroSettings::stage(Stage::Gradients))?.with_norm(move |value| norm.provide(value));
+let update = Update::new(AdamWConfig::new().init()).clip_norm(1.0)?.reduce(ZeroSettings::stage(Stage::Gradients), group)?;
 
-        trains::<Sharded<Base>>(&zero);
+        trains::<Sharded<Base>>(&update);
         Ok(())
     }
 }

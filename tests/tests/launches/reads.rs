@@ -13,9 +13,10 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_checkpoint::Remat;
 use burn_flex::Flex;
+use burn_update::Update;
 use burn_zero::{
-    GroupOptions, HostAdamWConfig, Memory, OffloadConfig, ProcessGroup, Sharded, SingleRank, Stage,
-    ThreadGroup, ZeroOptimizer, ZeroSettings,
+    GroupOptions, HostAdamWConfig, Memory, OffloadConfig, ParameterShards, ProcessGroup,
+    ReduceOverRanks, Sharded, SingleRank, Stage, ThreadGroup, ZeroSettings,
 };
 use tests::compare::values;
 use tests::queue::{Answers, Queue, answer_reads, reads_so_far, take_counts, take_readers};
@@ -80,6 +81,18 @@ where
     weights.collect()
 }
 
+/// An update over the ranks of `group`, and the model that it has prepared.
+fn over(
+    group: Arc<dyn ProcessGroup>,
+    settings: ZeroSettings,
+    optimizer: impl Optimizer<ParameterShards<B>, B> + 'static,
+    model: Model<B>,
+) -> (Model<B>, Update<Model<B>, B>) {
+    let update = Update::new(optimizer).reduce(settings, group);
+    let mut update = update.expect("one setting");
+    (update.prepare(model).expect("a model"), update)
+}
+
 #[test]
 fn backward_launches_all_before_any_gradient_is_read() {
     let settings = |stage, gradients| ZeroSettings {
@@ -89,10 +102,8 @@ fn backward_launches_all_before_any_gradient_is_read() {
     let ranks = |settings: &ZeroSettings, late| {
         let trained = ThreadGroup::spawn(2, GroupOptions::default(), |group| {
             let group: Arc<dyn ProcessGroup> = Arc::new(group);
-            let sgd = SgdConfig::new().init();
-            let mut zero = ZeroOptimizer::new(sgd, group, settings.clone()).expect("two ranks");
-            let model = zero.prepare::<B, _>(model()).expect("a model");
-            train(model, zero, late)
+            let (model, update) = over(group, settings.clone(), SgdConfig::new().init(), model());
+            train(model, update, late)
         });
         trained.expect("ranks end").swap_remove(0)
     };
@@ -137,10 +148,8 @@ fn a_gradient_that_cannot_be_read_is_named_and_the_next_step_is_right() {
 
     let ranks = ThreadGroup::spawn(2, GroupOptions::default(), |group| {
         let (rank, group): (_, Arc<dyn ProcessGroup>) = (group.rank(), Arc::new(group));
-        let sgd = SgdConfig::new().init();
         let settings = ZeroSettings::stage(Stage::Gradients);
-        let mut zero = ZeroOptimizer::new(sgd, group, settings).expect("two ranks");
-        let model = zero.prepare::<B, _>(model()).expect("a model");
+        let (model, _update) = over(group, settings, SgdConfig::new().init(), model());
         let lost = loss(&model);
         if rank == 0 {
             answer_reads(Answers::Never);
@@ -174,9 +183,8 @@ fn an_optimizer_on_the_host_reads_apart_from_the_thread_that_trains() {
         ..ZeroSettings::default()
     };
     let group = Arc::new(SingleRank::new());
-    let mut zero = ZeroOptimizer::new(adamw(), group, settings).expect("one rank");
-    let model = zero.prepare::<B, _>(model()).expect("a model");
-    assert_eq!(train(model, zero, true), expected);
+    let (model, update) = over(group, settings, adamw(), model());
+    assert_eq!(train(model, update, true), expected);
 }
 
 /// The reads of a step of layers of 256 KiB each, after the first step.
@@ -222,9 +230,8 @@ fn gradients_that_are_reduced_in_the_step_are_read_a_bucket_at_a_time_and_update
                 ..ZeroSettings::stage(stage)
             };
             let sgd = SgdConfig::new().init();
-            let mut zero = ZeroOptimizer::new(sgd, Arc::new(group), settings).expect("two ranks");
-            let model = zero.prepare::<B, _>(wide()).expect("a model");
-            reads_of_a_step(model, zero)
+            let (model, update) = over(Arc::new(group), settings, sgd, wide());
+            reads_of_a_step(model, update)
         });
         ranks.expect("ranks end")
     };

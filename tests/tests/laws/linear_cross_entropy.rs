@@ -13,9 +13,9 @@ use burn_accum::{AccumConfig, Counted, MultiSteps};
 use burn_amp::{Autocast, F16, Off};
 use burn_checkpoint::{Remat, checkpoint};
 use burn_fused::{Chunk, LinearCrossEntropy, LinearCrossEntropyLossConfig};
+use burn_update::{Update, UpdateError};
 use burn_zero::{
-    GroupOptions, ParameterShards, ProcessGroup, Sharded, Stage, ThreadGroup, ZeroError,
-    ZeroOptimizer, ZeroSettings,
+    GroupOptions, ProcessGroup, ReduceOverRanks, Sharded, Stage, ThreadGroup, ZeroSettings,
 };
 use tests::compare::{relative_error, values};
 
@@ -190,11 +190,10 @@ fn ranks_are_one_rank<I: Backend>() {
         let trained = ThreadGroup::spawn(2, GroupOptions::default(), |group| {
             let rank = group.rank();
             let group: Arc<dyn ProcessGroup> = Arc::new(group);
-            let optimizer = adam().init::<Ranked<I>, ParameterShards<Ranked<I>>>();
-            let mut optimizer = ZeroOptimizer::new(optimizer, group, settings.clone())?;
-            let model = optimizer.prepare::<Ranked<I>, _>(Net::new())?;
+            let mut update = Update::new(adam().init()).reduce(settings.clone(), group)?;
+            let model = update.prepare(Net::<Ranked<I>>::new())?;
             let loss = |net: &Net<_>, step| net.chunked(step, [rank, 2], false, &config()).loss;
-            Ok::<_, ZeroError>(train(optimizer, model, loss))
+            Ok::<_, UpdateError>(train(update, model, loss))
         });
         for rank in trained.expect("both ranks end") {
             let apart = distance(&rank.expect("it trains"), &alone);

@@ -9,9 +9,10 @@ use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::Tensor;
 use burn::tensor::activation::gelu;
 use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn_update::{Update, UpdateError};
 use burn_zero::{
-    GroupOptions, HostAdamWConfig, Memory, OffloadConfig, ParameterShards, ProcessGroup, Sharded,
-    Stage, ThreadGroup, ZeroError, ZeroOptimizer, ZeroSettings,
+    GroupOptions, HostAdamWConfig, Memory, OffloadConfig, ParameterShards, ProcessGroup,
+    ReduceOverRanks, Sharded, Stage, ThreadGroup, ZeroSettings,
 };
 use tests::compare::{relative_error, values};
 
@@ -98,14 +99,14 @@ fn train_on_two<I: Backend, O>(
     optimizer: impl Fn() -> O + Sync,
 ) -> [Vec<f32>; 3]
 where
-    O: Optimizer<ParameterShards<Ranked<I>>, Ranked<I>>,
+    O: Optimizer<ParameterShards<Ranked<I>>, Ranked<I>> + 'static,
 {
     let trained = ThreadGroup::spawn(2, GroupOptions::default(), |group| {
         let rank = group.rank();
         let group: Arc<dyn ProcessGroup> = Arc::new(group);
-        let mut optimizer = ZeroOptimizer::new(optimizer(), group, sharding.clone())?;
-        let model = optimizer.prepare::<Ranked<I>, _>(Net::new())?;
-        Ok::<_, ZeroError>(train(optimizer, model, rank, 2))
+        let mut update = Update::new(optimizer()).reduce(sharding.clone(), group)?;
+        let model = update.prepare(Net::<Ranked<I>>::new())?;
+        Ok::<_, UpdateError>(train(update, model, rank, 2))
     });
     let trained = trained.expect("both ranks end").into_iter();
     let trained: Vec<_> = trained.map(|rank| rank.expect("it trains")).collect();

@@ -14,8 +14,9 @@ use burn_accum::{AccumConfig, MultiSteps};
 use burn_amp::{Autocast, Bf16};
 use burn_checkpoint::{Remat, RematStats};
 use burn_flex::Flex;
+use burn_update::{Update, UpdateError};
 use burn_zero::{
-    GroupOptions, ProcessGroup, Sharded, Stage, ThreadGroup, ZeroOptimizer, ZeroSettings,
+    GroupOptions, ProcessGroup, ReduceOverRanks, Sharded, Stage, ThreadGroup, ZeroSettings,
 };
 use examples::gpt::model::{Gpt, GptConfig};
 use examples::training::recompute::Checkpoint;
@@ -105,10 +106,6 @@ fn train<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>>(
     }
 }
 
-fn window<O>(optimizer: O) -> MultiSteps<O> {
-    MultiSteps::new(optimizer, AccumConfig::mean(WINDOW)).expect("a window of two")
-}
-
 /// Trains on the backend `B` from the weights `initial`.
 fn run<B: AutodiffBackend>(initial: &[TensorData], on: On) -> Trained {
     let model = || {
@@ -120,7 +117,10 @@ fn run<B: AutodiffBackend>(initial: &[TensorData], on: On) -> Trained {
     let adam = AdamWConfig::new();
     let Some(stage) = on.sharding else {
         return match on.accumulation {
-            true => train(model(), window(adam.init()), on, 0, 1),
+            true => {
+                let windows = MultiSteps::new(adam.init(), AccumConfig::mean(WINDOW));
+                train(model(), windows.expect("a window of two"), on, 0, 1)
+            }
             false => train(model(), adam.init(), on, 0, 1),
         };
     };
@@ -130,12 +130,12 @@ fn run<B: AutodiffBackend>(initial: &[TensorData], on: On) -> Trained {
             bucket_elements: 1000,
             ..ZeroSettings::stage(stage)
         };
-        let mut zero = ZeroOptimizer::new(adam.init(), Arc::new(group), sharding)?;
-        let model = zero.prepare::<B, _>(model())?;
-        Ok::<_, burn_zero::ZeroError>(match on.accumulation {
-            true => train(model, window(zero), on, rank, RANKS),
-            false => train(model, zero, on, rank, RANKS),
-        })
+        let mut update = Update::new(adam.init()).reduce(sharding, Arc::new(group))?;
+        if on.accumulation {
+            update = update.accumulate(AccumConfig::mean(WINDOW))?;
+        }
+        let model = update.prepare(model())?;
+        Ok::<_, UpdateError>(train(model, update, on, rank, RANKS))
     });
     let trained: Result<Vec<_>, _> = trained.expect("ranks end").into_iter().collect();
     let mut trained = trained.expect("ranks agree");

@@ -10,14 +10,14 @@ use burn::optim::{AdamWConfig, GradientsParams, Optimizer, SgdConfig};
 use burn::record::{BinBytesRecorder, FullPrecisionSettings, Recorder};
 use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_accum::{AccumConfig, ClipGlobalNorm, MultiSteps};
-use burn_amp::{Autocast, Bf16, F16, GradScaler, GradScalerConfig};
+use burn_accum::{AccumConfig, ClipByNorm};
+use burn_amp::{Autocast, Bf16, F16, GradScalerConfig};
 use burn_checkpoint::{MemoryBudget, Policy, Remat, checkpoint_with, is_delivered};
 use burn_flex::Flex;
-use burn_zero::parts::ShardOptimizer;
+use burn_update::Update;
 use burn_zero::{
-    HostAdamWConfig, Memory, OffloadConfig, Sharded, SingleRank, ZeroOptimizer, ZeroSettings,
-    offload_parameters,
+    HostAdamWConfig, Memory, OffloadConfig, ParameterShards, ReduceOverRanks, Sharded, SingleRank,
+    ZeroSettings, offload_parameters,
 };
 use tests::compare::{bits, gradients, values};
 use tests::models::{Classifier, Cnn, Decoder, EncoderDecoder, Mlp, Transformer};
@@ -125,7 +125,7 @@ impl Case {
     fn train<B, M>(&self, memory: Memory) -> Trained
     where
         B: AutodiffBackend,
-        M: Classifier<B> + AutodiffModule<B>,
+        M: Classifier<B> + AutodiffModule<B> + 'static,
         M::InnerModule: Classifier<B::InnerBackend>,
     {
         let model = model::<B, M>(self.frozen);
@@ -144,27 +144,26 @@ impl Case {
             }
             (Optimizers::Sgd, Memory::Device) => self.steps(model, sgd().init(), memory),
             (Optimizers::AdamW, Memory::Host) => {
-                let adam = AdamWConfig::new().init();
-                let (model, zero) = zero::<B, M, _>(adam, model, memory, |zero| zero);
-                self.steps(model, zero, memory)
+                let adam = Update::new(AdamWConfig::new().init());
+                let (model, update) = one_rank::<B, M>(adam, model, memory);
+                self.steps(model, update, memory)
             }
             (Optimizers::Sgd, Memory::Host) => {
-                let (model, zero) = zero::<B, M, _>(sgd().init(), model, memory, |zero| zero);
-                self.steps(model, zero, memory)
+                let sgd = Update::new(sgd().init());
+                let (model, update) = one_rank::<B, M>(sgd, model, memory);
+                self.steps(model, update, memory)
             }
             (Optimizers::OffloadedAdamW, _) => {
                 let optimizer = OffloadConfig::new(HostAdamWConfig::default()).init();
                 self.steps(placed(model), optimizer.expect("valid"), memory)
             }
             (Optimizers::Layers, _) => {
-                let clip = ClipGlobalNorm::new(AdamWConfig::new().init(), 0.5).expect("valid");
-                let norm = clip.norm();
-                let with_norm =
-                    |zero: ZeroOptimizer<_>| zero.with_norm(move |value| norm.provide(value));
-                let (model, zero) = zero::<B, M, _>(clip, model, memory, with_norm);
-                let window = MultiSteps::new(zero, AccumConfig::mean(2)).expect("valid");
-                let scaler = GradScaler::new(GradScalerConfig::default()).expect("valid");
-                self.steps(model, scaler.wrap(window), memory)
+                let clipped = Update::new(AdamWConfig::new().init()).clip_norm(0.5);
+                let clipped = clipped.expect("valid");
+                let (model, update) = one_rank::<B, M>(clipped, model, memory);
+                let windows = update.accumulate(AccumConfig::mean(2)).expect("valid");
+                let scaled = windows.scale(GradScalerConfig::default()).expect("valid");
+                self.steps(model, scaled, memory)
             }
         }
     }
@@ -172,7 +171,7 @@ impl Case {
     fn steps<B, M, O>(&self, mut model: M, mut optimizer: O, memory: Memory) -> Trained
     where
         B: AutodiffBackend,
-        M: Classifier<B> + AutodiffModule<B>,
+        M: Classifier<B> + AutodiffModule<B> + 'static,
         M::InnerModule: Classifier<B::InnerBackend>,
         O: Optimizer<M, B>,
     {
@@ -210,35 +209,33 @@ impl Case {
     }
 }
 
-/// The optimizer in a `ZeroOptimizer` of one rank, and the model for it.
-fn zero<B, M, O>(
-    inner: O,
+/// The update over one rank, and the model for it.
+fn one_rank<B, M>(
+    inside: Update<ParameterShards<B>, B>,
     model: M,
     parameters: Memory,
-    layer: impl FnOnce(ZeroOptimizer<O>) -> ZeroOptimizer<O>,
-) -> (M, ZeroOptimizer<O>)
+) -> (M, Update<M, B>)
 where
     B: AutodiffBackend,
-    M: AutodiffModule<B>,
-    O: ShardOptimizer<B>,
+    M: AutodiffModule<B> + 'static,
 {
     let settings = ZeroSettings {
         parameters,
         ..ZeroSettings::default()
     };
-    let zero = ZeroOptimizer::new(inner, Arc::new(SingleRank::new()), settings);
-    let mut zero = layer(zero.expect("one rank agrees"));
-    let model = zero.prepare::<B, _>(model).expect("it can be placed");
-    (model, zero)
+    let update = inside.reduce(settings, Arc::new(SingleRank::new()));
+    let mut update = update.expect("one rank agrees");
+    let model = update.prepare(model).expect("it can be placed");
+    (model, update)
 }
 
 fn same<P, H, M, N>(case: &Case)
 where
     P: AutodiffBackend,
     H: AutodiffBackend,
-    M: Classifier<P> + AutodiffModule<P>,
+    M: Classifier<P> + AutodiffModule<P> + 'static,
     M::InnerModule: Classifier<P::InnerBackend>,
-    N: Classifier<H> + AutodiffModule<H>,
+    N: Classifier<H> + AutodiffModule<H> + 'static,
     N::InnerModule: Classifier<H::InnerBackend>,
 {
     let _turn = super::turn();
@@ -410,8 +407,8 @@ fn burns_records_are_the_same_and_are_loaded_into_host_memory() {
     check_placed::<H, _>(&forked, true);
     assert_eq!(parameters(&forked), parameters(&plain));
     // In the Learner a record meets the model before the optimizer prepares it.
-    let adam = AdamWConfig::new().init();
+    let adam = Update::new(AdamWConfig::new().init());
     let loaded = load::<H, _>(placed(), bytes);
-    let (again, _) = zero::<H, _, _>(adam, loaded, Memory::Host, |zero| zero);
+    let (again, _) = one_rank::<H, _>(adam, loaded, Memory::Host);
     check_placed::<H, _>(&again, true);
 }

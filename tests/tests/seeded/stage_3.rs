@@ -6,16 +6,16 @@ use std::sync::{Arc, Mutex};
 use burn::backend::Autodiff;
 use burn::module::{AutodiffModule, Module, ModuleMapper, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::optim::AdamWConfig;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor, TensorData};
-use burn_accum::{AccumConfig, ClipGlobalNorm, MultiSteps};
+use burn_accum::{AccumConfig, ClipByNorm};
 use burn_amp::{Autocast, Bf16, Detection, F16, GradScaler, GradScalerConfig};
 use burn_checkpoint::{MemoryBudget, Remat};
 use burn_flex::Flex;
+use burn_update::{Update, UpdateError};
 use burn_zero::{
-    GroupOptions, Memory, ProcessGroup, Sharded, Stage, ThreadGroup, ZeroError, ZeroOptimizer,
-    ZeroSettings,
+    GroupOptions, Memory, ProcessGroup, ReduceOverRanks, Sharded, Stage, ThreadGroup, ZeroSettings,
 };
 use examples::gpt::model::{Gpt, GptConfig};
 use examples::training::recompute::Checkpoint;
@@ -93,30 +93,29 @@ fn train<B: AutodiffBackend>(stage: Stage, case: &Case) -> Vec<Trained> {
             false => model,
         };
         let _budget = case.budget.map(MemoryBudget::install);
-        let clip = ClipGlobalNorm::new(AdamWConfig::new().init(), 0.5).expect("a norm");
-        let norm = clip.norm();
         let settings = ZeroSettings {
             bucket_elements: 500,
             shards: case.shards,
             ..ZeroSettings::stage(stage)
         };
-        let zero = ZeroOptimizer::new(clip, Arc::new(group), settings)?;
-        let mut zero = zero.with_norm(move |value| norm.provide(value));
-        let mut model = zero.prepare::<B, _>(model)?;
-        let windows = MultiSteps::new(zero, AccumConfig::mean(case.window)).expect("a window");
         let scaler = GradScaler::new(&case.scaler).expect("valid");
         let scaler = scaler.with_detection(case.detection);
-        let mut optimizer = scaler.wrap(windows);
+        let mut update = Update::new(AdamWConfig::new().init())
+            .clip_norm(0.5)?
+            .reduce(settings, Arc::new(group))?
+            .accumulate(AccumConfig::mean(case.window))?
+            .scale(scaler.clone())?;
+        let mut model = update.prepare(model)?;
         let mut losses = Vec::new();
         for step in 0..STEPS {
             let loss = loss(&model, step * RANKS + rank);
             losses.push(bits(loss.clone()));
-            let gradients = GradientsParams::from_grads(loss.backward(), &model);
-            model = optimizer.step(1e-2, model, gradients);
+            let gradients = update.backward(&model, loss);
+            model = update.step(1e-2, model, gradients)?;
         }
         let valid = bits(self::loss(&model.valid(), 99));
         let parameters = super::parameters::parameters(&model);
-        Ok::<_, ZeroError>((losses, valid, scaler.scale(), parameters))
+        Ok::<_, UpdateError>((losses, valid, scaler.scale(), parameters))
     });
     let trained: Result<Vec<_>, _> = trained.expect("ranks end").into_iter().collect();
     trained.expect("ranks agree")
