@@ -7,9 +7,9 @@ use core::marker::PhantomData;
 use burn_backend::{AutodiffBackend, Backend, BackendTypes};
 use burn_decorator::autodiff::TapeBackend;
 use burn_decorator::types::*;
-use burn_decorator::{gradient, kind_type, map_operand, map_result};
+use burn_decorator::{fused, gradient, kind_type, map_operand, map_result};
 
-use crate::{attention, layer_norm, softmax};
+use crate::{attention, layer_norm, softmax, swiglu};
 
 /// A backend that differentiates layer norm, softmax, log softmax and attention as one operation
 /// each: `Autocast<FusedBackward<Autodiff<Remat<Cuda>>>>`.
@@ -23,6 +23,8 @@ use crate::{attention, layer_norm, softmax};
 /// | layer norm | its operand | two of its size |
 /// | softmax, log softmax | its result | two of its size, and one |
 /// | attention | query, key and value, with mask and bias | these, and three of `[batch, heads, queries, keys]` |
+/// | [`rms_norm`](crate::rms_norm()) | its operand | two of its size |
+/// | [`swiglu`](crate::swiglu()) | its two operands | four of their size |
 ///
 /// Attention takes a block of queries at a time, with the keys that they may attend to, so the
 /// scores of all pairs never exist; its probabilities are computed again in backward. Beyond Burn's
@@ -54,7 +56,7 @@ impl<A: TapeBackend> BackendTypes for FusedBackward<A> {
 }
 
 impl<A: TapeBackend> Backend for FusedBackward<A> {
-    burn_decorator::forward_device!(A, asked: burn_decorator::fused::say_attention);
+    burn_decorator::forward_device!(A, asked: fused::say_fused_backward);
     burn_decorator::forward_dtypes!(A);
 
     fn name(device: &Self::Device) -> String {
@@ -102,6 +104,15 @@ macro_rules! method {
     (softmin $($row:tt)*) => { method! { softmax: softmin $($row)* } };
     (layer_norm $($row:tt)*) => { method! { layer_norm: layer_norm $($row)* } };
     (attention $($row:tt)*) => { method! { attention: attention $($row)* } };
+    (float_mul($lhs:ident: $of_lhs:tt, $rhs:ident: $of_rhs:tt) -> $ret:tt) => {
+        #[inline]
+        fn float_mul($lhs: kind_type!($of_lhs), $rhs: kind_type!($of_rhs)) -> kind_type!($ret) {
+            if fused::is_asked_for::<fused::SwiGlu>() {
+                return swiglu::recorded::<A>($lhs, $rhs);
+            }
+            A::float_mul($lhs, $rhs)
+        }
+    };
     ($op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         #[inline]
         fn $op($($arg: kind_type!($kind)),*) -> kind_type!($ret) {

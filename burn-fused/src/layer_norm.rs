@@ -8,16 +8,23 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, Shape, TensorMetadata};
 
 use burn_decorator::autodiff::{TapeBackend, record};
+use burn_decorator::fused;
 
 use crate::precision::{cast, raise};
+use crate::rms_norm;
+use crate::rows::sum_of_rows;
 
-/// `(tensor - mean) / sqrt(variance + epsilon) * gamma + beta` over the last dimension.
+/// `(tensor - mean) / sqrt(variance + epsilon) * gamma + beta` over the last dimension, or the norm
+/// that the call carries.
 pub(super) fn layer_norm<A: TapeBackend>(
     tensor: FloatTensor<A>,
     gamma: FloatTensor<A>,
     beta: Option<FloatTensor<A>>,
     epsilon: f64,
 ) -> FloatTensor<A> {
+    if beta.is_none() && fused::is_asked_for::<fused::RmsNorm>() {
+        return rms_norm::recorded::<A>(tensor, gamma, epsilon);
+    }
     let (x, scale) = (tensor.primitive.clone(), gamma.primitive.clone());
     let shift = beta.as_ref().map(|beta| beta.primitive.clone());
     let result = A::InnerBackend::layer_norm(x.clone(), scale.clone(), shift, epsilon);
@@ -75,13 +82,4 @@ impl<B: Backend, const N: usize> Backward<B, N> for LayerNorm {
             gradients.register::<B>(x.id, cast::<B>(of_x, dtype));
         }
     }
-}
-
-/// The sum over all dimensions but the last.
-fn sum_of_rows<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
-    let shape = tensor.shape();
-    let width = shape[shape.num_dims() - 1];
-    let rows = shape.num_elements() / width.max(1);
-    let matrix = B::float_reshape(tensor, Shape::new([rows, width]));
-    B::float_reshape(B::float_sum_dim(matrix, 0), Shape::new([width]))
 }

@@ -1,6 +1,5 @@
-//! Operations with a backward of their own, for any backend of Burn: layer norm, softmax and
-//! attention that keep less on autodiff's tape, and the loss of a large vocabulary without its
-//! logits.
+//! Operations with a backward of their own, for any backend of Burn: norms, softmax, attention and
+//! SwiGLU that keep less on autodiff's tape, and the loss of a large vocabulary without its logits.
 //!
 //! ```
 //! use burn::backend::Autodiff;
@@ -18,19 +17,25 @@
 //! | where | what |
 //! |---|---|
 //! | `backend` | [`FusedBackward`], made from burn-decorator's table of operations |
-//! | `layer_norm`, `softmax`, `attention` | these operations with their gradients |
+//! | `layer_norm`, `softmax`, `attention` | these operations of Burn with their gradients |
+//! | `rms_norm`, `swiglu` | [`rms_norm()`] and [`swiglu()`], which Burn composes |
 //! | `linear_cross_entropy` | [`linear_cross_entropy()`] and its module [`LinearCrossEntropyLoss`] |
-//! | `precision` | casts between the operands' type and f32 |
+//! | `rows`, `precision` | sums over rows; casts between the operands' type and f32 |
 
 mod attention;
 mod backend;
 mod layer_norm;
 mod linear_cross_entropy;
 mod precision;
+mod rms_norm;
+mod rows;
 mod softmax;
+mod swiglu;
 
 pub use backend::FusedBackward;
 pub use linear_cross_entropy::{
     Chunk, LinearCrossEntropy, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, OutOfRange,
     TargetOutOfRange, Targets, linear_cross_entropy,
 };
+pub use rms_norm::rms_norm;
+pub use swiglu::swiglu;

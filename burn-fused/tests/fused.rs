@@ -1,5 +1,5 @@
-//! Layer norm, softmax and attention as one operation each: the results and gradients of autodiff's
-//! composition.
+//! Norms, softmax, attention and SwiGLU as one operation each: the results and gradients of
+//! autodiff's composition.
 
 use burn::backend::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
@@ -11,7 +11,7 @@ use burn::tensor::{Bool, DType, Tensor, TensorData, TensorPrimitive};
 use burn_amp::{Autocast, Bf16, F16, Off, Policy};
 use burn_checkpoint::{MemoryBudget, Remat, checkpoint};
 use burn_flex::Flex;
-use burn_fused::FusedBackward;
+use burn_fused::{FusedBackward, rms_norm, swiglu};
 
 type Plain = Autodiff<Flex>;
 type Fused = FusedBackward<Autodiff<Flex>>;
@@ -46,6 +46,8 @@ enum Operation {
     LayerNorm {
         has_beta: bool,
     },
+    RmsNorm,
+    SwiGlu,
     Attention {
         causal: bool,
         keys: usize,
@@ -56,7 +58,7 @@ enum Operation {
 
 use Operation::*;
 
-const ALL: [Operation; 12] = [
+const ALL: [Operation; 14] = [
     Softmax(3),
     Softmax(1),
     LogSoftmax(3),
@@ -64,6 +66,8 @@ const ALL: [Operation; 12] = [
     Softmin(3),
     LayerNorm { has_beta: true },
     LayerNorm { has_beta: false },
+    RmsNorm,
+    SwiGlu,
     Attention {
         causal: false,
         keys: 5,
@@ -101,6 +105,7 @@ impl Operation {
         let [batch, heads, _, width] = SHAPE;
         let keys = match self {
             Attention { keys, .. } => keys,
+            SwiGlu => SHAPE[2],
             _ => 1,
         };
         let of_keys = [batch, heads, keys, width];
@@ -112,12 +117,8 @@ impl Operation {
     }
 
     fn run<B: Backend>(self, [x, y, z]: [Tensor<B, 4>; 3]) -> Tensor<B, 4> {
-        let vector = |x: Tensor<B, 4>| {
-            x.slice([0..1, 0..1, 0..1])
-                .reshape([8])
-                .into_primitive()
-                .tensor()
-        };
+        let row = |x: Tensor<B, 4>| x.slice([0..1, 0..1, 0..1]).reshape([8]);
+        let vector = |x: Tensor<B, 4>| row(x).into_primitive().tensor();
         match self {
             Softmax(dim) => softmax(x, dim),
             LogSoftmax(dim) => log_softmax(x, dim),
@@ -127,6 +128,8 @@ impl Operation {
                 let x = x.into_primitive().tensor();
                 Tensor::from_primitive(TensorPrimitive::Float(B::layer_norm(x, gamma, beta, 1e-5)))
             }
+            RmsNorm => rms_norm(x, row(y), 1e-5),
+            SwiGlu => swiglu(x, y),
             Attention {
                 causal,
                 keys,

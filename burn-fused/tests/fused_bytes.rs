@@ -1,4 +1,4 @@
-//! What layer norm, softmax and attention keep on the heap until backward, as one operation each.
+//! What norms, softmax, attention and SwiGLU keep on the heap until backward, as one operation each.
 
 use burn::backend::Autodiff;
 use burn::tensor::activation::{log_softmax, softmax};
@@ -8,7 +8,7 @@ use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{DType, Distribution, Tensor, TensorPrimitive};
 use burn_amp::Autocast;
 use burn_flex::Flex;
-use burn_fused::FusedBackward;
+use burn_fused::{FusedBackward, rms_norm, swiglu};
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]
@@ -20,6 +20,8 @@ type Fused = FusedBackward<Autodiff<Flex>>;
 #[derive(Clone, Copy, Debug)]
 enum Operation {
     LayerNorm,
+    RmsNorm,
+    SwiGlu,
     Softmax,
     LogSoftmax,
     Attention,
@@ -29,14 +31,16 @@ use Operation::*;
 
 impl Operation {
     fn run<B: Backend>(self, x: Tensor<B, 4>) -> Tensor<B, 4> {
+        let is_tracked = B::ad_enabled(&x.device());
+        let gamma = Tensor::<B, 1>::ones([64], &x.device()).set_require_grad(is_tracked);
         match self {
             LayerNorm => {
-                let gamma = Tensor::<B, 1>::ones([64], &x.device())
-                    .set_require_grad(B::ad_enabled(&x.device()));
                 let [x, gamma] =
                     [x.into_primitive(), gamma.into_primitive()].map(TensorPrimitive::tensor);
                 Tensor::from_primitive(TensorPrimitive::Float(B::layer_norm(x, gamma, None, 1e-5)))
             }
+            RmsNorm => rms_norm(x, gamma, 1e-5),
+            SwiGlu => swiglu(x.clone() * 0.5, x),
             Softmax => softmax(x, 3),
             LogSoftmax => log_softmax(x, 3),
             Attention => attention(
@@ -75,6 +79,9 @@ fn fewer_bytes_are_kept() {
     let expected = [
         // The operand and the result.
         (LayerNorm, 2.0),
+        (RmsNorm, 2.0),
+        // The operands and the result.
+        (SwiGlu, 3.0),
         (Softmax, 1.0),
         (LogSoftmax, 1.0),
         // The operand, three times the same, and the result.

@@ -4,7 +4,7 @@ use burn::prelude::*;
 use burn::tensor::activation::softmax;
 use burn::tensor::module::attention;
 use burn::tensor::ops::AttentionModuleOptions;
-use burn_decorator::fused::differentiates_attention;
+use burn_decorator::fused::has_fused_backward;
 
 /// `softmax(query keyᵗ / √features + mask) value`, the mask closing what lies after a query, and
 /// what `closed` has as true. Heads of queries may share a head of keys and values: `heads` is a
@@ -28,7 +28,7 @@ pub fn attend<B: Backend>(
 ) -> Tensor<B, 4> {
     let [_, heads, time, features] = query.dims();
     let device = query.device();
-    if differentiates_attention(|| B::ad_enabled(&device)) {
+    if has_fused_backward(|| B::ad_enabled(&device)) {
         let options = AttentionModuleOptions {
             is_causal: true,
             ..Default::default()

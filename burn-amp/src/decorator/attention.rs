@@ -9,7 +9,7 @@ use burn_backend::ops::AttentionModuleOptions;
 use burn_backend::ops::attention::attention_fallback;
 use burn_backend::tensor::{BoolTensor, FloatTensor};
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
-use burn_decorator::fused::differentiates_attention;
+use burn_decorator::fused::has_fused_backward;
 
 use super::backend::Autocast;
 use super::stable::scaled;
@@ -51,7 +51,7 @@ pub(super) fn attention<B: Backend, P: Policy>(
         _ => (query, key, options),
     };
     let device = B::float_device(&query);
-    if B::ad_enabled(&device) && !differentiates_attention(|| B::ad_enabled(&device)) {
+    if B::ad_enabled(&device) && !has_fused_backward(|| B::ad_enabled(&device)) {
         let wrap = |x| AutocastTensor::result(x, lineage);
         let [query, key, value] = [query, key, value].map(wrap);
         let bias = bias.map(wrap);

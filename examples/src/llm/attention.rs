@@ -3,7 +3,7 @@
 use burn::nn::{RmsNorm, RmsNormConfig};
 use burn::prelude::*;
 
-use super::{Architecture, Layout, LlmConfig, Projection};
+use super::{Architecture, Layout, LlmConfig, Projection, normalised};
 use crate::attend::attend;
 
 /// Every token reads from itself and the tokens of its document before it (grouped queries: Ainslie
@@ -48,7 +48,7 @@ impl<B: Backend> GroupedAttention<B> {
             let heads = x.dims()[2] / self.head_width;
             let x = x.reshape([batch, time, heads, self.head_width]);
             let x = match norm {
-                Some(norm) => norm.forward(x),
+                Some(norm) => normalised(norm, x),
                 None => x,
             };
             x.swap_dims(1, 2)

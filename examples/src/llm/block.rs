@@ -2,9 +2,9 @@
 
 use burn::nn::{RmsNorm, RmsNormConfig};
 use burn::prelude::*;
-use burn::tensor::activation::silu;
+use burn_fused::swiglu;
 
-use super::{GroupedAttention, Layout, LlmConfig, Projection};
+use super::{GroupedAttention, Layout, LlmConfig, Projection, normalised};
 
 /// Attention, then a gated feed-forward network; each reads a normalised copy of the residual
 /// stream and adds to it.
@@ -31,10 +31,10 @@ impl<B: Backend> DecoderBlock<B> {
     ///
     /// - x, output: `[batch, time, width]`
     pub fn forward(&self, x: Tensor<B, 3>, layout: &Layout<B>) -> Tensor<B, 3> {
-        let normalised = self.input_layernorm.forward(x.clone());
-        let x = x + self.self_attn.forward(normalised, layout);
-        let normalised = self.post_attention_layernorm.forward(x.clone());
-        x + self.mlp.forward(normalised)
+        let read = normalised(&self.input_layernorm, x.clone());
+        let x = x + self.self_attn.forward(read, layout);
+        let read = normalised(&self.post_attention_layernorm, x.clone());
+        x + self.mlp.forward(read)
     }
 
     /// The linear layers, with their paths in the block.
@@ -90,8 +90,9 @@ impl<B: Backend> GatedFeedForward<B> {
     ///
     /// - x, output: `[batch, time, width]`
     pub fn forward(&self, x: Tensor<B, 3>) -> Tensor<B, 3> {
-        let gate = silu(self.gate_proj.forward(x.clone()));
-        self.down_proj.forward(gate * self.up_proj.forward(x))
+        let gate = self.gate_proj.forward(x.clone());
+        self.down_proj
+            .forward(swiglu(gate, self.up_proj.forward(x)))
     }
 
     fn projections(&self) -> [(&'static str, &Projection<B>); 3] {

@@ -38,6 +38,10 @@ mod trained;
 mod weights;
 mod write;
 
+use burn::nn::RmsNorm;
+use burn::prelude::*;
+use burn_fused::rms_norm;
+
 pub use attention::GroupedAttention;
 pub use block::{DecoderBlock, GatedFeedForward};
 pub use config::{Architecture, LlmConfig, RotaryScaling};
@@ -48,3 +52,9 @@ pub use model::{Decoder, Llm};
 pub use projection::{Adapter, Projection};
 pub use rotary::Rotation;
 pub use sequences::{Layout, Sequences};
+
+/// A norm as one operation of `FusedBackward`, in the type of `x`.
+fn normalised<B: Backend, const D: usize>(norm: &RmsNorm<B>, x: Tensor<B, D>) -> Tensor<B, D> {
+    let dtype = x.dtype();
+    rms_norm(x, norm.gamma.val(), norm.epsilon).cast(dtype)
+}

@@ -10,7 +10,8 @@ use burn::tensor::DType;
 use burn_fused::{LinearCrossEntropy, LinearCrossEntropyLossConfig};
 
 use super::{
-    DecoderBlock, Layout, LlmConfig, LlmError, LoraConfig, Projection, Sequences, weights, write,
+    DecoderBlock, Layout, LlmConfig, LlmError, LoraConfig, Projection, Sequences, normalised,
+    weights, write,
 };
 use crate::training::recompute::Checkpoint;
 
@@ -178,7 +179,7 @@ impl<B: Backend> Llm<B> {
             let label = format!("layers.{number}");
             self.checkpoint.scope(&label, || block.forward(x, layout))
         });
-        self.model.norm.forward(x)
+        normalised(&self.model.norm, x)
     }
 
     /// # Shapes
