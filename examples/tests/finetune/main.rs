@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use burn_estimate::{DeviceMemory, MetaDevice, measure};
+use burn_estimate::{DeviceMemory, MetaDevice, Planned, measure};
 use burn_flex::Flex;
 use examples::finetune::options::{Options, Schedule};
 use examples::finetune::plan::Updates;
@@ -276,17 +276,19 @@ fn settings_that_fit_are_chosen_and_train_the_same() {
         (report.micro_batch, report.window)
     };
     assert_eq!(chosen("1G"), (2, 1));
+    let least = least(&directory);
     let error = refusal(&directory, &format!("{options} --memory 1K"));
     assert!(
-        error.contains("nothing fits") && error.contains("--batch 1 --accum 2"),
+        error.contains("nothing fits") && error.contains(&least.setting.to_string()),
         "{error}"
     );
     // With as much as the least takes, whatever the speed of this machine was measured to be.
-    assert_eq!(chosen(&least_bytes(&directory).to_string()), (1, 2));
+    let Setting { batch, accum, .. } = least.setting;
+    assert_eq!(chosen(&least.needed_bytes.to_string()), (batch, accum));
 }
 
-/// Bytes of the update that takes the least.
-fn least_bytes(directory: &Directory) -> u64 {
+/// The update that takes the least.
+fn least(directory: &Directory) -> Planned<Setting> {
     let options = directory.options("");
     let config = LlmConfig::read(&options.model).expect("a configuration");
     let updates = Updates {
@@ -300,7 +302,7 @@ fn least_bytes(directory: &Directory) -> u64 {
     let mut planner = updates.planner(profile, DeviceMemory::heap(1));
     let setting = Setting::new(options.batch, options.accum, &options.memory);
     let plan = planner.plan(setting, &[setting.amp]).expect("a plan");
-    plan.too_large[0].needed_bytes
+    plan.too_large[0].clone()
 }
 
 /// What is written is a model's directory: its loss on the held-out text is that at the end of the
