@@ -8,7 +8,7 @@ use burn::backend::Autodiff;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder, batcher::Batcher};
 use burn::data::dataset::Dataset;
 use burn::module::{AutodiffModule, Module};
-use burn::nn::Linear;
+use burn::nn::{Linear, RmsNorm};
 use burn::nn::loss::{CrossEntropyLossConfig, Reduction};
 use burn::optim::{AdamConfig, AdamWConfig, GradientsParams, MuonConfig, Optimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
@@ -24,7 +24,7 @@ use burn_accum::{
 };
 use burn_amp::{Autocast, Configured, F16, F32, GradScaler, GradScalerConfig, Watch, autocast, explain_overflow};
 use burn_checkpoint::{MemoryBudget, Policy, Remat, checkpoint, checkpoint_listing, checkpoint_units};
-use burn_fused::{FusedBackward, LinearCrossEntropy, LinearCrossEntropyLossConfig};
+use burn_fused::{FusedBackward, LinearCrossEntropy, LinearCrossEntropyLossConfig, rms_norm, swiglu};
 use burn_estimate::{DeviceMemory, Meta, MetaDevice, estimate_on, estimate_rank};
 use burn_tensorboard::TensorBoard;
 use burn_update::{AverageConfig, Group, Groups, Paths, Update};
@@ -331,6 +331,25 @@ LinearCrossEntropyLossConfig::new().init().forward(hidden, self.head.weight.val(
 let loss = LinearCrossEntropyLossConfig::new().with_ignore_index(Some(-100)).with_reduction(Reduction::Sum).init();
 let LinearCrossEntropy { loss, items } = loss.forward_counted(hidden, weight, None, targets);
 Counted::sum(loss, items).output(self, output)
+        }
+    }
+}
+
+mod llama_block {
+    use super::*;
+
+    struct Block<B: Backend> {
+        norm: RmsNorm<B>,
+        gate: Linear<B>,
+        up: Linear<B>,
+        down: Linear<B>,
+    }
+
+    impl<B: Backend> Block<B> {
+        fn forward(&self, x: Tensor<B, 3>) -> Tensor<B, 3> {
+let x = rms_norm(x, self.norm.gamma.val(), self.norm.epsilon);          // was: self.norm.forward(x)
+let x = self.down.forward(swiglu(self.gate.forward(x.clone()), self.up.forward(x))); // was: silu(gate) * up
+            x
         }
     }
 }
