@@ -274,14 +274,18 @@ fn unrecorded_work_is_of_no_scope_and_no_budget() {
     assert_eq!(recorder(), Recorder::Budget);
     drop((budget, recorded, held));
 
-    let policy = Policy::Recompute;
-    let held = checkpoint_with(policy, || {
-        let held = unrecorded(five);
-        assert_eq!(recorder(), Recorder::Scope);
-        held
-    });
-    assert_eq!(RematStats::of_thread().evicted_operations, 0);
-    drop(held);
+    // Moved out of the scope, whose results it does not evict.
+    let evicted = |make: &dyn Fn() -> Vec<Tensor<Remat<Flex>, 1>>| {
+        RematStats::reset_thread();
+        let mut held = Vec::new();
+        checkpoint_with(Policy::Recompute, || {
+            held = make();
+            assert_eq!(recorder(), Recorder::Scope);
+        });
+        RematStats::of_thread().evicted_operations
+    };
+    assert_eq!(evicted(&|| unrecorded(five)), 0);
+    assert_eq!(evicted(&five), 5);
 }
 
 /// The metric alone: no scope, and no budget of the program's own.

@@ -17,7 +17,9 @@
 //! ```
 //!
 //! An operation that Burn's traits lack is carried by the call of one that has the same operands,
-//! so that decorators in between treat its operands and its result as those of that one.
+//! so that decorators in between treat its operands and its result as those of that one. It is one
+//! that no decorator calls by itself, or computes again from its operands: `float_mul` is no such
+//! one, because autocast keeps a product's factors for operations in f32.
 
 use crate::carried::{carry, take, with};
 
@@ -41,7 +43,8 @@ pub fn say_fused_backward() {
 #[derive(Debug)]
 pub struct RmsNorm;
 
-/// `silu(lhs) * rhs`, carried by `float_mul` of operands of the same shape.
+/// `silu(lhs) * rhs`, carried by `float_atan2` of operands of the same shape: promoted as a product
+/// is.
 #[derive(Debug)]
 pub struct SwiGlu;
 
@@ -51,10 +54,10 @@ pub struct SwiGlu;
 /// ```
 /// use burn_decorator::fused::{self, SwiGlu};
 ///
-/// let known = fused::compute(SwiGlu, || fused::is_asked_for::<SwiGlu>()); // a decorator's `float_mul`
+/// let known = fused::compute(SwiGlu, || fused::is_asked_for::<SwiGlu>()); // a decorator's `float_atan2`
 /// assert_eq!(known, Some(true));
 /// assert_eq!(fused::compute(SwiGlu, || 3), None);
-/// assert!(!fused::is_asked_for::<SwiGlu>()); // a product
+/// assert!(!fused::is_asked_for::<SwiGlu>()); // an angle
 /// ```
 pub fn compute<O: 'static, R>(carried: O, call: impl FnOnce() -> R) -> Option<R> {
     let (result, left) = carry(carried, call);

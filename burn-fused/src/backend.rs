@@ -104,13 +104,12 @@ macro_rules! method {
     (softmin $($row:tt)*) => { method! { softmax: softmin $($row)* } };
     (layer_norm $($row:tt)*) => { method! { layer_norm: layer_norm $($row)* } };
     (attention $($row:tt)*) => { method! { attention: attention $($row)* } };
-    (float_mul($lhs:ident: $of_lhs:tt, $rhs:ident: $of_rhs:tt) -> $ret:tt) => {
-        #[inline]
-        fn float_mul($lhs: kind_type!($of_lhs), $rhs: kind_type!($of_rhs)) -> kind_type!($ret) {
+    (float_atan2($lhs:ident: $of_lhs:tt, $rhs:ident: $of_rhs:tt) -> $ret:tt) => {
+        fn float_atan2($lhs: kind_type!($of_lhs), $rhs: kind_type!($of_rhs)) -> kind_type!($ret) {
             if fused::is_asked_for::<fused::SwiGlu>() {
                 return swiglu::recorded::<A>($lhs, $rhs);
             }
-            A::float_mul($lhs, $rhs)
+            A::float_atan2($lhs, $rhs)
         }
     };
     ($op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {

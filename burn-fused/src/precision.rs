@@ -3,11 +3,17 @@
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 
+/// Whether numbers of this type have 16 bits.
+pub(crate) fn is_half(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
+}
+
 /// Casts to f32, if the tensor has 16 bits.
 pub(crate) fn raise<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
-    match tensor.dtype() {
-        DType::F16 | DType::BF16 => B::float_cast(tensor, FloatDType::F32),
-        _ => tensor,
+    if is_half(tensor.dtype()) {
+        B::float_cast(tensor, FloatDType::F32)
+    } else {
+        tensor
     }
 }
 

@@ -10,7 +10,7 @@ use burn_backend::{Shape, TensorMetadata};
 use burn_decorator::autodiff::{TapeBackend, record};
 use burn_decorator::fused;
 
-use crate::precision::{cast, raise};
+use crate::precision::{cast, is_half, raise};
 use crate::rows::sum_of_rows;
 
 /// `x / sqrt(mean(x²) + epsilon) * gamma` over the last dimension (Zhang and Sennrich,
@@ -59,9 +59,10 @@ pub fn rms_norm<B: Backend, const D: usize>(
         }
     }
     let dtype = x.dtype();
-    let wide = match dtype {
-        DType::F16 | DType::BF16 => x.cast(DType::F32),
-        _ => x,
+    let wide = if is_half(dtype) {
+        x.cast(DType::F32)
+    } else {
+        x
     };
     let gamma = gamma.cast(wide.dtype()).unsqueeze();
     let deviation = (wide.clone().square().mean_dim(D - 1) + epsilon).sqrt();
@@ -119,11 +120,15 @@ impl<B: burn_backend::Backend> State<B> {
         }
     }
 
-    /// `[1, .., features]`, in at least f32
+    /// `[1, .., features]`, in the type that the operand is computed in
     fn gamma_row(&self) -> FloatTensor<B> {
         let mut row = vec![1; self.x.rank() - 1];
         row.extend(self.gamma.shape().iter());
-        B::float_reshape(raise::<B>(self.gamma.clone()), Shape::from(row))
+        let dtype = match self.x.dtype() {
+            dtype if is_half(dtype) => DType::F32,
+            dtype => dtype,
+        };
+        B::float_reshape(cast::<B>(self.gamma.clone(), dtype), Shape::from(row))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use burn::tensor::activation::silu;
 use burn::tensor::backend::Backend;
-use burn::tensor::{Tensor, TensorPrimitive};
+use burn::tensor::{DType, Tensor, TensorPrimitive};
 use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops};
@@ -11,21 +11,22 @@ use burn_backend::tensor::FloatTensor;
 use burn_decorator::autodiff::{TapeBackend, record};
 use burn_decorator::fused;
 
-use crate::precision::{cast, raise};
+use crate::precision::{cast, is_half, raise};
 
 /// `silu(gate) * up`, where `silu(x)` is `x sigmoid(x)` (SwiGLU: Shazeer, arXiv 2002.05202).
 ///
 /// On a backend with [`FusedBackward`](crate::FusedBackward) it is one operation, and autodiff keeps
 /// `gate` and `up`; elsewhere it is composed, and autodiff keeps `sigmoid(gate)` and `silu(gate)`
-/// too. In 16 bits it is computed in f32, and rounded once.
+/// too. In 16 bits it is computed in f32, and rounded once. Under `burn_amp::Autocast` it has the
+/// type of its operands, which linear layers give in the low one.
 ///
 /// # Shapes
 ///
-/// - gate, up, output: the same
+/// - gate, up, output: the same, in one type
 ///
 /// # Panics
 ///
-/// If the shapes differ.
+/// If shapes or types differ.
 ///
 /// ```
 /// use burn::backend::Autodiff;
@@ -45,17 +46,26 @@ pub fn swiglu<B: Backend, const D: usize>(gate: Tensor<B, D>, up: Tensor<B, D>) 
         shape, of_up,
         "the gate is {shape:?}, and what it closes {of_up:?}"
     );
+    let (dtype, of_up) = (gate.dtype(), up.dtype());
+    assert_eq!(
+        dtype, of_up,
+        "the gate is {dtype:?}, and what it closes {of_up:?}"
+    );
     let device = gate.device();
     if fused::has_fused_backward(|| B::ad_enabled(&device)) {
         let [lhs, rhs] = [gate.clone(), up.clone()].map(|x| x.into_primitive().tensor());
-        if let Some(result) = fused::compute(fused::SwiGlu, || B::float_mul(lhs, rhs)) {
+        if let Some(result) = fused::compute(fused::SwiGlu, || B::float_atan2(lhs, rhs)) {
             return Tensor::from_primitive(TensorPrimitive::Float(result));
         }
+    }
+    if is_half(dtype) {
+        let [gate, up] = [gate, up].map(|x| x.cast(DType::F32));
+        return (silu(gate) * up).cast(dtype);
     }
     silu(gate) * up
 }
 
-/// In place of the product that carries it.
+/// In place of the operation that carries it.
 pub(crate) fn recorded<A: TapeBackend>(gate: FloatTensor<A>, up: FloatTensor<A>) -> FloatTensor<A> {
     let state = State::<A::InnerBackend> {
         gate: gate.primitive.clone(),

@@ -3,7 +3,7 @@
 
 use burn::backend::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
-use burn::tensor::activation::{log_softmax, softmax, softmin};
+use burn::tensor::activation::{log_softmax, silu, softmax, softmin};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::module::attention;
 use burn::tensor::ops::AttentionModuleOptions;
@@ -310,4 +310,43 @@ fn under_autocast_they_are_those_of_autodiff() {
     under_autocast::<Off>(1e-5);
     under_autocast::<F16>(4e-3);
     under_autocast::<Bf16>(3e-2);
+}
+
+/// What an operation in f32 reads of a gate's result is the gate's, and a gate's operand that is a
+/// product is that product.
+fn f32_reads_the_gate<P: Policy>(tolerance: f64) {
+    fn results<B: AutodiffBackend>(
+        gate: fn(Tensor<B, 2>, Tensor<B, 2>) -> Tensor<B, 2>,
+    ) -> Vec<TensorData> {
+        let [x, y] = [1, 2].map(|seed| leaf::<B, 2>(seed, [8, 8], DType::F32));
+        // Products of matrices, so of the low type.
+        let low = || x.clone().matmul(y.clone());
+        let of_product = gate(low() * low(), low());
+        let norm = rms_norm(gate(low(), low()), Tensor::ones([8], &x.device()), 1e-5);
+        let results = [
+            gate(low(), low()).sum_dim(1),
+            (of_product * 0.5).sum_dim(1),
+            norm.sum_dim(1),
+        ];
+        let loss = results
+            .iter()
+            .fold(Tensor::zeros([8, 1], &x.device()), |sum, result| {
+                sum + result.clone().cast(DType::F32).powi_scalar(2)
+            });
+        let gradients = loss.sum().backward();
+        let gradients = [x, y].map(|x| x.grad(&gradients).expect("a gradient").into_data());
+        let values = results.map(|result| result.cast(DType::F32).into_data());
+        values.into_iter().chain(gradients).collect()
+    }
+    let exact = results::<Plain>(|gate, up| silu(gate) * up);
+    let ours = results::<Autocast<Fused, P>>(swiglu);
+    let difference = difference(&ours, &exact);
+    assert!(difference <= tolerance, "{}: {difference:e}", P::name());
+}
+
+#[test]
+fn an_operation_in_f32_reads_the_gate() {
+    f32_reads_the_gate::<Off>(1e-5);
+    f32_reads_the_gate::<F16>(1e-2);
+    f32_reads_the_gate::<Bf16>(8e-2);
 }

@@ -164,6 +164,10 @@ pub(crate) fn records() -> bool {
 /// what they make is neither evicted nor counted. For tensors of the training that differ between
 /// ranks, such as shards of parameters that are read while a step goes on: scopes and budgets then
 /// evict the same tensors on all ranks.
+///
+/// `work` opens no scope, and its operands are of no scope or budget, not delivered, and no
+/// parameters of [`checkpoint_units`](crate::checkpoint_units()): such a one would be treated as
+/// elsewhere.
 pub fn unrecorded<R>(work: impl FnOnce() -> R) -> R {
     struct Restore(bool);
     impl Drop for Restore {
