@@ -13,7 +13,8 @@
 //!
 //! A [`burn_update::Update`] keeps an optimizer's record as a tree whose values say what they are
 //! (`{"Map": {..}}`). Its tensors are named as in the optimizer's record itself:
-//! `first.weight.Rank1.moment_2`, or `biases.first.bias.Rank1.moment_2` in a group of parameters.
+//! `first.weight.V1.Rank1.momentum.moment_2`, or `biases/first.bias.V1..` in a group of parameters. No
+//! path of a parameter has a slash, so names of two groups differ.
 
 use core::borrow::Borrow;
 use core::ops::Range;
@@ -366,11 +367,20 @@ fn name_at(place: &[String]) -> String {
         return place.join(".");
     };
     let (outside, of_update) = place.split_at(before);
-    let group = Some(&of_update[3]).filter(|name| *name != "record");
     // Every other key says what the value is that comes then.
-    let inside = of_update[5..].iter().skip(1).step_by(2);
-    let keys = outside.iter().chain(group).chain(inside);
-    keys.map(String::as_str).collect::<Vec<_>>().join(".")
+    let inside: Vec<_> = of_update[5..].iter().skip(1).step_by(2).collect();
+    let inside = inside
+        .iter()
+        .map(|key| key.as_str())
+        .collect::<Vec<_>>()
+        .join(".");
+    let of_group = match &*of_update[3] {
+        "record" => inside,
+        group => format!("{group}/{inside}"),
+    };
+    let outside = outside.iter().map(String::as_str);
+    let keys: Vec<_> = outside.chain([&*of_group]).collect();
+    keys.join(".")
 }
 
 /// The tensor at a place of the tree, with this rank's shard.

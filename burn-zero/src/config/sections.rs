@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-use super::keys::key;
+use super::keys::{Treatment, key};
 use super::{ConfigError, ZeroConfig};
 use crate::HostAdamWConfig;
 
@@ -136,20 +136,26 @@ fn object<'a>(path: &str, section: &'a Value) -> Result<&'a Map<String, Value>, 
 }
 
 /// A section, with DeepSpeed's defaults of all keys that are read. Of the others those without
-/// effect are left out.
+/// effect are left out, and those with one are refused for their reason.
 fn parse<T: DeserializeOwned>(
     path: &str,
     mut defaults: Value,
     section: Option<&Value>,
 ) -> Result<T, ConfigError> {
-    let has_effect = |(name, value): &(&String, &Value)| match key(path, name) {
-        Some(key) => key.treatment.has_effect(value),
-        None => true,
-    };
     let section = section.filter(|section| !section.is_null());
     if let (Some(all), Some(section)) = (defaults.as_object_mut(), section) {
-        let effective = object(path, section)?.iter().filter(has_effect);
-        all.extend(effective.map(|(key, value)| (key.clone(), value.clone())));
+        for (name, value) in object(path, section)? {
+            match key(path, name) {
+                Some(key) if !key.treatment.has_effect(value) => {}
+                Some(key) if matches!(key.treatment, Treatment::Refused(_)) => {
+                    let reason = format!("{value} is not supported: {}", key.reason);
+                    return Err(ConfigError::key(format!("{path}.{name}"), reason));
+                }
+                _ => {
+                    all.insert(name.clone(), value.clone());
+                }
+            }
+        }
     }
     let parsed = serde_json::from_value(defaults);
     parsed.map_err(|error| ConfigError::key(path, error.to_string()))

@@ -11,7 +11,7 @@ use burn::optim::{GradientsParams, LearningRate};
 use burn::tensor::{Shape, Tensor, TensorPrimitive};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend, FloatDType, Slice, TensorData, TensorMetadata};
-use burn_checkpoint::ParameterUnit;
+use burn_checkpoint::{ParameterUnit, unrecorded};
 use burn_decorator::{HostRead, end_uploads, gradient};
 use burn_ranks::ProcessGroup;
 
@@ -220,9 +220,10 @@ impl Sharding {
             }
             Some(ShardsBefore { units, mut own }) => {
                 let memory = units.memory();
-                if memory == Memory::Host {
-                    shards = in_host_memory(layout, shards)?;
-                }
+                shards = match memory {
+                    Memory::Host => in_host_memory(layout, shards)?,
+                    Memory::Device => in_type_of_parameters(layout, shards),
+                };
                 for (parameter, new) in shards {
                     let new = Shard::new::<B::InnerBackend>(new, memory, &step.device);
                     own[parameter] = Arc::new(new);
@@ -316,6 +317,24 @@ fn in_host_memory<I: Backend>(
         (parameter, NewValue::Host(data))
     });
     Ok(read.collect())
+}
+
+/// Casts updated shards that an optimizer has computed in another type than the parameter's.
+fn in_type_of_parameters<I: Backend>(
+    layout: &Layout,
+    shards: HashMap<usize, NewValue<I>>,
+) -> HashMap<usize, NewValue<I>> {
+    let cast = |(parameter, shard): (usize, NewValue<I>)| {
+        let dtype = layout.parameters()[parameter].dtype;
+        let shard = match shard {
+            NewValue::Device(value) if value.dtype() != dtype => {
+                NewValue::Device(unrecorded(|| I::float_cast(value, dtype.into())))
+            }
+            shard => shard,
+        };
+        (parameter, shard)
+    };
+    shards.into_iter().map(cast).collect()
 }
 
 /// Brings this rank's updated shards to the host, in f32, by parameter: those on the device as one

@@ -158,16 +158,16 @@ const REFUSED: [(&str, &str); 13] = [
     ("auto_warmup_steps", "scheduler: an update has no schedule"),
     (
         "bf16_masters",
-        "bf16: unknown field `bf16_master_weights_and_grads`",
+        "bf16.bf16_master_weights_and_grads: true is not supported: ",
     ),
     (
         "bias_correction",
-        "optimizer.params: unknown field `bias_correction`",
+        "optimizer.params.bias_correction: false is not supported: moments are always corrected",
     ),
     ("lamb", "optimizer.type: an update of a file is by AdamW"),
     (
         "max_grad_norm",
-        "optimizer.params: unknown field `max_grad_norm`",
+        "optimizer.params.max_grad_norm: 1 is not supported: put it into gradient_clipping",
     ),
     ("one_bit_adam", "optimizer.type: an update of a file is"),
     ("one_bit_lamb", "optimizer.type: an update of a file is"),

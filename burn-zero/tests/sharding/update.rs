@@ -376,7 +376,7 @@ fn a_record_of_two_ranks_is_continued_by_three_and_by_one() {
     type Make = fn() -> Shards;
     let cases: [(Make, &str); 3] = [
         (adamw, "optimizer/first.bias."),
-        (grouped, "optimizer/biases.first.bias."),
+        (grouped, "optimizer/biases/first.bias."),
         (on_host, "optimizer/first.bias."),
     ];
     for (inside, state_of_bias) in cases {

@@ -77,7 +77,8 @@ impl Options {
         memory.amp = memory.amp.or(Some(Amp::of(&file.precision)));
         memory.zero = memory.zero.or(Some(file.zero.stage));
         memory.offload |= file.zero.offload_optimizer == Memory::Host;
-        memory.offload_param |= file.zero.offload_param == Memory::Host;
+        // Where the command line puts shards on the device, the file's place does not count.
+        memory.offload_param |= file.zero.offload_param == Memory::Host && !memory.shards_on_device;
         memory.shards_on_device |= !memory.offload_param && file.zero.shards == Memory::Device;
         self.file = Some(file);
         Ok(())

@@ -29,14 +29,14 @@ pub struct Setting {
     pub checkpoint: Checkpoint,
     /// Ranks.
     pub ranks: usize,
-    /// What is sharded over them. At [`Stage::Parameters`] of several ranks a rank's shards of the
-    /// parameters are in host memory.
+    /// What is sharded over them.
     pub stage: Stage,
     /// Whether the optimizer's state is in host memory.
     pub offload: bool,
     /// Whether the parameters are in host memory.
     pub offload_param: bool,
-    /// Whether a rank's shards of the parameters are on the device.
+    /// Whether a rank's shards of the parameters are on the device, at [`Stage::Parameters`] of
+    /// several ranks; otherwise they are in host memory.
     pub shards_on_device: bool,
 }
 
@@ -68,7 +68,8 @@ impl Setting {
 
     /// Whether something of the device is in host memory.
     pub fn uses_host(&self) -> bool {
-        let has_parameters = self.parameters_come_and_go() && !self.shards_on_device;
+        let is_alone = self.ranks == 1;
+        let has_parameters = self.parameters_come_and_go() && (is_alone || !self.shards_on_device);
         self.offload || has_parameters || self.checkpoint == Checkpoint::Offload
     }
 
@@ -159,6 +160,7 @@ impl Setting {
                     stage,
                     offload,
                     offload_param,
+                    shards_on_device: self.shards_on_device && !offload_param,
                     ..*self
                 }));
             }
