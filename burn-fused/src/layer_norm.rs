@@ -5,14 +5,14 @@ use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops};
 use burn_backend::ops::ModuleOps;
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, Shape, TensorMetadata};
+use burn_backend::{Backend, TensorMetadata};
 
 use burn_decorator::autodiff::{TapeBackend, record};
 use burn_decorator::fused;
 
 use crate::precision::{cast, raise};
 use crate::rms_norm;
-use crate::rows::sum_of_rows;
+use crate::rows::{Normalized, as_row, normalize, sum_of_rows};
 
 /// `(tensor - mean) / sqrt(variance + epsilon) * gamma + beta` over the last dimension, or the norm
 /// that the call carries.
@@ -59,20 +59,17 @@ impl<B: Backend, const N: usize> Backward<B, N> for LayerNorm {
         let x = raise::<B>(x);
         let mean = B::float_mean_dim(x.clone(), last);
         let centered = B::float_sub(x, mean);
-        let square = B::float_mul(centered.clone(), centered.clone());
-        let variance = B::float_mean_dim(square, last);
-        let deviation = B::float_sqrt(B::float_add_scalar(variance, epsilon.into()));
-        let inverse = B::float_recip(deviation);
-        let normalized = B::float_mul(centered, inverse.clone());
+        let Normalized {
+            normalized,
+            inverse,
+        } = normalize::<B>(centered, epsilon);
         let product = B::float_mul(gradient.clone(), normalized.clone());
         if let Some(gamma) = of_gamma {
             let sum = sum_of_rows::<B>(product.clone());
             gradients.register::<B>(gamma.id, cast::<B>(sum, dtype));
         }
         if let Some(x) = of_x {
-            let mut row = vec![1; last];
-            row.extend(gamma.shape().iter());
-            let gamma = B::float_reshape(raise::<B>(gamma), Shape::from(row));
+            let gamma = as_row::<B>(raise::<B>(gamma), last + 1);
             let slope = B::float_mean_dim(B::float_mul(product, gamma.clone()), last);
             let scaled = B::float_mul(gradient, gamma);
             let shift = B::float_mean_dim(scaled.clone(), last);

@@ -1,17 +1,16 @@
 //! Root mean square norm, differentiated from its operand.
 
-use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor, TensorPrimitive};
 use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops};
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Shape, TensorMetadata};
+use burn_backend::{Backend, TensorMetadata};
 use burn_decorator::autodiff::{TapeBackend, record};
 use burn_decorator::fused;
 
 use crate::precision::{cast, is_half, raise};
-use crate::rows::sum_of_rows;
+use crate::rows::{Normalized, as_row, normalize, sum_of_rows};
 
 /// `x / sqrt(mean(x²) + epsilon) * gamma` over the last dimension (Zhang and Sennrich,
 /// arXiv 1910.07467): what [`RmsNorm`](burn::nn::RmsNorm) computes.
@@ -85,7 +84,7 @@ pub(crate) fn recorded<A: TapeBackend>(
 }
 
 #[derive(Clone, Debug)]
-struct State<B: burn_backend::Backend> {
+struct State<B: Backend> {
     /// `[.., features]`
     x: FloatTensor<B>,
     /// `[features]`
@@ -93,49 +92,28 @@ struct State<B: burn_backend::Backend> {
     epsilon: f64,
 }
 
-/// The operand over its root mean square, in at least f32.
-struct Normalized<B: burn_backend::Backend> {
-    /// `[.., features]`
-    normalized: FloatTensor<B>,
-    /// `[.., 1]`: one over the root mean square.
-    inverse: FloatTensor<B>,
-}
-
-impl<B: burn_backend::Backend> State<B> {
+impl<B: Backend> State<B> {
     fn result(&self) -> FloatTensor<B> {
-        let result = B::float_mul(self.normalized().normalized, self.gamma_row());
-        cast::<B>(result, self.x.dtype())
+        let normalized = self.normalize().normalized;
+        let gamma = self.gamma_in(normalized.dtype());
+        cast::<B>(B::float_mul(normalized, gamma), self.x.dtype())
     }
 
-    fn normalized(&self) -> Normalized<B> {
-        let x = raise::<B>(self.x.clone());
-        let last = x.rank() - 1;
-        let square = B::float_mul(x.clone(), x.clone());
-        let mean = B::float_mean_dim(square, last);
-        let deviation = B::float_sqrt(B::float_add_scalar(mean, self.epsilon.into()));
-        let inverse = B::float_recip(deviation);
-        Normalized {
-            normalized: B::float_mul(x, inverse.clone()),
-            inverse,
-        }
+    /// In at least f32.
+    fn normalize(&self) -> Normalized<B> {
+        normalize::<B>(raise::<B>(self.x.clone()), self.epsilon)
     }
 
-    /// `[1, .., features]`, in the type that the operand is computed in
-    fn gamma_row(&self) -> FloatTensor<B> {
-        let mut row = vec![1; self.x.rank() - 1];
-        row.extend(self.gamma.shape().iter());
-        let dtype = match self.x.dtype() {
-            dtype if is_half(dtype) => DType::F32,
-            dtype => dtype,
-        };
-        B::float_reshape(cast::<B>(self.gamma.clone(), dtype), Shape::from(row))
+    /// `[1, .., features]`, in this type
+    fn gamma_in(&self, dtype: DType) -> FloatTensor<B> {
+        as_row::<B>(cast::<B>(self.gamma.clone(), dtype), self.x.rank())
     }
 }
 
 #[derive(Debug)]
 struct RmsNorm;
 
-impl<B: burn_backend::Backend> Backward<B, 2> for RmsNorm {
+impl<B: Backend> Backward<B, 2> for RmsNorm {
     type State = State<B>;
 
     fn backward(self, ops: Ops<Self::State, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
@@ -145,14 +123,14 @@ impl<B: burn_backend::Backend> Backward<B, 2> for RmsNorm {
         let Normalized {
             normalized,
             inverse,
-        } = state.normalized();
+        } = state.normalize();
         if let Some(gamma) = of_gamma {
             let product = B::float_mul(gradient.clone(), normalized.clone());
             let sum = cast::<B>(sum_of_rows::<B>(product), state.gamma.dtype());
             gradients.register::<B>(gamma.id, sum);
         }
         if let Some(x) = of_x {
-            let scaled = B::float_mul(gradient, state.gamma_row());
+            let scaled = B::float_mul(gradient, state.gamma_in(normalized.dtype()));
             let product = B::float_mul(scaled.clone(), normalized.clone());
             let slope = B::float_mean_dim(product, state.x.rank() - 1);
             let rest = B::float_sub(scaled, B::float_mul(normalized, slope));

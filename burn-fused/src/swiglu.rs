@@ -1,13 +1,12 @@
 //! The gate of a feed-forward network, differentiated from its two operands.
 
 use burn::tensor::activation::silu;
-use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor, TensorPrimitive};
 use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops};
-use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
+use burn_backend::{Backend, TensorMetadata};
 use burn_decorator::autodiff::{TapeBackend, record};
 use burn_decorator::fused;
 
@@ -76,12 +75,12 @@ pub(crate) fn recorded<A: TapeBackend>(gate: FloatTensor<A>, up: FloatTensor<A>)
 }
 
 #[derive(Clone, Debug)]
-struct State<B: burn_backend::Backend> {
+struct State<B: Backend> {
     gate: FloatTensor<B>,
     up: FloatTensor<B>,
 }
 
-impl<B: burn_backend::Backend> State<B> {
+impl<B: Backend> State<B> {
     fn result(&self) -> FloatTensor<B> {
         let gate = raise::<B>(self.gate.clone());
         let silu = B::float_mul(gate.clone(), B::sigmoid(gate));
@@ -93,7 +92,7 @@ impl<B: burn_backend::Backend> State<B> {
 #[derive(Debug)]
 struct SwiGlu;
 
-impl<B: burn_backend::Backend> Backward<B, 2> for SwiGlu {
+impl<B: Backend> Backward<B, 2> for SwiGlu {
     type State = State<B>;
 
     fn backward(self, ops: Ops<Self::State, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {

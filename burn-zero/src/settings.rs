@@ -48,7 +48,8 @@ pub struct ZeroSettings {
     /// trained ones and frozen ones, and what of them is in the low type of an autocast. Default
     /// [`Memory::Host`]. On a GPU with room for them [`Memory::Device`], as DeepSpeed and FSDP2
     /// have it, frees that host memory, and an optimizer on the device neither uploads nor reads
-    /// shards in its step. Both give the same bits, and records are the same.
+    /// shards in its step. Both give the same bits for parameters in f32, and records are the same;
+    /// new values of a parameter in 16 bits are rounded by the backend's own cast on the device.
     ///
     /// Host memory is the default because a backend of Burn 0.21 does not say how much memory its
     /// device has, and because ranks communicate through host memory: with shards on the device

@@ -11,8 +11,3 @@ const STEP_BYTES: usize = 4 << 20;
 pub(crate) fn with_stack<R>(work: impl FnOnce() -> R) -> R {
     stacker::maybe_grow(STEP_BYTES, MODEL_STACK_BYTES, work)
 }
-
-/// [`with_stack`] for a whole training, which runs the user's model.
-pub(crate) fn with_stack_for_training<R>(train: impl FnOnce() -> R) -> R {
-    stacker::maybe_grow(MODEL_STACK_BYTES / 2, MODEL_STACK_BYTES, train)
-}

@@ -368,19 +368,13 @@ fn name_at(place: &[String]) -> String {
     };
     let (outside, of_update) = place.split_at(before);
     // Every other key says what the value is that comes then.
-    let inside: Vec<_> = of_update[5..].iter().skip(1).step_by(2).collect();
-    let inside = inside
-        .iter()
-        .map(|key| key.as_str())
-        .collect::<Vec<_>>()
-        .join(".");
-    let of_group = match &*of_update[3] {
-        "record" => inside,
-        group => format!("{group}/{inside}"),
+    let inside = of_update[5..].iter().skip(1).step_by(2).cloned();
+    let own_name = inside.collect::<Vec<_>>().join(".");
+    let named = match &*of_update[3] {
+        "record" => own_name,
+        group => format!("{group}/{own_name}"),
     };
-    let outside = outside.iter().map(String::as_str);
-    let keys: Vec<_> = outside.chain([&*of_group]).collect();
-    keys.join(".")
+    [outside, &[named]].concat().join(".")
 }
 
 /// The tensor at a place of the tree, with this rank's shard.

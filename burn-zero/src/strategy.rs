@@ -20,7 +20,6 @@ use burn_update::{
 
 use crate::ZeroError;
 use crate::optimizer::{Ask, RankContext, Statistics};
-use crate::stack::with_stack_for_training;
 
 type TrainInput<LC> = <TrainingModel<LC> as TrainStep>::Input;
 type TrainItem<LC> = <TrainingModel<LC> as TrainStep>::Output;
@@ -197,9 +196,7 @@ impl<LC: LearningComponentsTypes + 'static> SupervisedLearningStrategy<LC> for Z
         valid: ValidLoader<LC>,
         components: TrainingComponents<LC>,
     ) -> LearningResult<LC::InferenceModel> {
-        // A learner has the model by value.
-        let learner = Box::new(learner);
-        with_stack_for_training(|| self.strategy.train(*learner, train, valid, components))
+        self.strategy.train(learner, train, valid, components)
     }
 
     fn fit(

@@ -144,7 +144,11 @@ fn memory(zero: &mut Section, section: &str, older: &str) -> Result<Option<Memor
     let (older, asks) = (zero.path_of(older), zero.take(older)? == Some(true));
     let mut offload = zero.take_section(section);
     match (offload.take("device")?, asks) {
-        (Some(Device::Nvme), _) => Err(offload.unsupported("device", "\"nvme\"", INSTEAD)),
+        (Some(Device::Nvme), _) => Err(ConfigError::unsupported(
+            offload.path_of("device"),
+            "\"nvme\"",
+            INSTEAD,
+        )),
         (Some(Device::None), true) => Err(ConfigError::key(
             offload.path_of("device"),
             format!("none, but {older}, the older form, asks for host memory"),
@@ -220,11 +224,6 @@ impl Section {
             },
         }
     }
-
-    fn unsupported(&self, key: &str, value: &str, instead: &str) -> ConfigError {
-        let reason = format!("{value} is not supported: {instead}");
-        ConfigError::key(self.path_of(key), reason)
-    }
 }
 
 struct Reader<'a> {
@@ -278,7 +277,7 @@ impl Reader<'_> {
                     None
                 }
                 Treatment::Refused(_) => {
-                    return Err(read.unsupported(&name, &preview(&value), key.reason));
+                    return Err(ConfigError::unsupported(path, &preview(&value), key.reason));
                 }
             };
             if let Some(value) = value.filter(|value| !value.is_null()) {

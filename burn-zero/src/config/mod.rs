@@ -263,6 +263,10 @@ impl ConfigError {
         Self::key(path, format!("{value}, but it must be {expected}"))
     }
 
+    fn unsupported(path: impl Into<String>, value: &str, instead: &str) -> Self {
+        Self::key(path, format!("{value} is not supported: {instead}"))
+    }
+
     fn require(is_met: bool, path: &str, value: impl ToString, expected: &str) -> Result<(), Self> {
         match is_met {
             true => Ok(()),

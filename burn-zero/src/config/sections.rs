@@ -148,8 +148,12 @@ fn parse<T: DeserializeOwned>(
             match key(path, name) {
                 Some(key) if !key.treatment.has_effect(value) => {}
                 Some(key) if matches!(key.treatment, Treatment::Refused(_)) => {
-                    let reason = format!("{value} is not supported: {}", key.reason);
-                    return Err(ConfigError::key(format!("{path}.{name}"), reason));
+                    let path = format!("{path}.{name}");
+                    return Err(ConfigError::unsupported(
+                        path,
+                        &value.to_string(),
+                        key.reason,
+                    ));
                 }
                 _ => {
                     all.insert(name.clone(), value.clone());
