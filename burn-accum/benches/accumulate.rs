@@ -17,11 +17,12 @@ use burn::{
     backend::Autodiff,
     module::{Module, ModuleVisitor, Param},
     nn::{Linear, LinearConfig},
-    optim::{GradientsAccumulator, GradientsParams, Optimizer, SgdConfig},
+    optim::{GradientsAccumulator, GradientsParams, SgdConfig},
     tensor::{Distribution, Tensor},
 };
-use burn_accum::{AccumConfig, MultiSteps, NonFinite};
+use burn_accum::{AccumConfig, Accumulation, NonFinite};
 use burn_flex::Flex;
+use burn_update::Update;
 use criterion::{
     BatchSize, BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main,
     measurement::WallTime,
@@ -111,14 +112,15 @@ fn micro_step(criterion: &mut Criterion) {
     );
     for non_finite in [NonFinite::Propagate, NonFinite::Drop] {
         let sgd = SgdConfig::new().init::<B, Layers>();
-        let mut windows = MultiSteps::new(sgd, AccumConfig::mean(usize::MAX))
-            .expect("a window that never ends")
-            .with_non_finite(non_finite);
+        let windows = Accumulation::new(AccumConfig::mean(usize::MAX));
+        let windows = windows.expect("a window that never ends");
+        let windows = windows.with_non_finite(non_finite);
+        let mut update = Update::new(sgd).accumulate(windows).expect("one window");
         let mut current = Some(model.clone());
-        let name = format!("MultiSteps, {non_finite:?}");
+        let name = format!("Accumulation, {non_finite:?}");
         measure(&mut group, &name, &model, |gradients| {
             let before = current.take().expect("a model between steps");
-            current = Some(windows.step(1e-3, before, gradients));
+            current = Some(update.step(1e-3, before, gradients).expect("a step"));
         });
     }
 }

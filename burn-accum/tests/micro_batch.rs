@@ -10,15 +10,16 @@ use burn::{
         Linear, LinearConfig,
         loss::{MseLoss, Reduction},
     },
-    optim::{AdamWConfig, Optimizer, SgdConfig},
+    optim::{AdamWConfig, SgdConfig},
     tensor::{Tensor, TensorData, activation::gelu, backend::AutodiffBackend, backend::Backend},
     train::{ItemLazy, TrainOutput, TrainStep},
 };
 use burn_accum::{
-    AccumConfig, Counted, FindError, MemoryProbe, MicroBatchFound, MicroBatchSearch, MultiSteps,
-    Normalization, PeakCounter, TrialOutcome, find_micro_batch, rehearse,
+    AccumConfig, Counted, FindError, MemoryProbe, MicroBatchFound, MicroBatchSearch, Normalization,
+    PeakCounter, TrialOutcome, find_micro_batch, rehearse,
 };
 use burn_flex::Flex;
+use burn_update::Update;
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]
@@ -95,8 +96,9 @@ fn step(micro_batch: usize) {
 
 fn in_windows_of(micro_batches: usize, micro_batch: usize) {
     let adam = AdamWConfig::new().init::<B, Mlp<B>>();
-    let windows = MultiSteps::new(adam, AccumConfig::tokens(micro_batches)).unwrap();
-    rehearse(Mlp::new(&Default::default()), windows, || {
+    let windows = AccumConfig::tokens(micro_batches);
+    let update = Update::new(adam).accumulate(windows).unwrap();
+    rehearse(Mlp::new(&Default::default()), update, || {
         rows(0..micro_batch)
     });
 }
@@ -171,18 +173,19 @@ fn a_window_of_what_was_found_is_one_batch() {
     assert!(!found.partition.is_even());
     let device = Default::default();
 
-    let mut windows = MultiSteps::new(SgdConfig::new().init(), found.config().unwrap()).unwrap();
+    let sgd = || Update::new(SgdConfig::new().init());
+    let mut windows = sgd().accumulate(found.config().unwrap()).unwrap();
     let mut model = Mlp::<B>::new(&device);
     for range in found.partition.ranges() {
         let output = model.step(rows(range));
-        model = windows.step(0.1, model, output.grads);
+        model = windows.step(0.1, model, output.grads).unwrap();
     }
-    assert_eq!(windows.updates().updates(), 1);
+    assert_eq!(windows.updates(), 1);
 
-    let mut whole = MultiSteps::new(SgdConfig::new().init(), AccumConfig::tokens(1)).unwrap();
+    let mut whole = sgd().accumulate(AccumConfig::tokens(1)).unwrap();
     let expected = Mlp::<B>::new(&device);
     let output = expected.step(rows(0..EFFECTIVE_BATCH));
-    let expected = whole.step(0.1, expected, output.grads);
+    let expected = whole.step(0.1, expected, output.grads).unwrap();
 
     let start = Mlp::<B>::new(&device).up.weight.val().into_data();
     let [model, expected] = [model, expected].map(|model| model.up.weight.val().into_data());

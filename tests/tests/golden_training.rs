@@ -11,12 +11,13 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{
     Embedding, EmbeddingConfig, Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig,
 };
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::activation::softmax;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor, TensorData};
-use burn_accum::{AccumConfig, ClipGlobalNorm, MultiSteps};
+use burn_accum::{AccumConfig, ClipNorm};
 use burn_amp::{Autocast, Bf16, F16, GradScaler, GradScalerConfig, Off};
+use burn_update::Update;
 use serde::Deserialize;
 use tests::compare::values;
 use tests::is_vulkan;
@@ -212,11 +213,17 @@ fn differences<B: AutodiffBackend>(
         .with_beta_2(0.98)
         .with_epsilon(1e-8)
         .with_weight_decay(0.05);
-    let clip = ClipGlobalNorm::new(adamw.init(), 1.0).unwrap();
+    let clip = ClipNorm::new(1.0).unwrap();
     let norm = clip.norm();
-    let windows = MultiSteps::new(clip, AccumConfig::mean(golden.micro_batches)).unwrap();
-    let disabled = GradScaler::disabled();
-    let mut optimizer = scaler.unwrap_or(&disabled).wrap(windows);
+    let windows = AccumConfig::mean(golden.micro_batches);
+    let mut update = Update::new(adamw.init())
+        .clip(clip)
+        .unwrap()
+        .accumulate(windows)
+        .unwrap();
+    if let Some(scaler) = scaler {
+        update = update.scale(scaler.clone()).unwrap();
+    }
 
     let relative = |found: f32, expected: f32| (found - expected).abs() / expected;
     let length = golden.positions + 1;
@@ -232,7 +239,7 @@ fn differences<B: AutodiffBackend>(
         let loss = model.loss(Tensor::from_data(tokens, &B::Device::default()));
         of_losses = of_losses.max(relative(values(loss.clone())[0], *expected_loss));
         let gradients = GradientsParams::from_grads(loss.backward(), &model);
-        model = optimizer.step(3e-3, model, gradients);
+        model = update.step(3e-3, model, gradients).unwrap();
         if (step + 1) % golden.micro_batches == 0 {
             let expected = expected.norms[step / golden.micro_batches];
             let found = norm.last().expect("an update");

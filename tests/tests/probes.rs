@@ -6,23 +6,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use burn::backend::Autodiff;
 use burn::module::Module;
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::optim::{AdamWConfig, GradientsParams};
 use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
 use burn::tensor::Tensor;
 use burn::tensor::activation::gelu;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::train::{TrainOutput, TrainStep};
 use burn_accum::{
-    AccumConfig, MicroBatchSearch, MultiSteps, Normalization, PeakCounter, find_micro_batch,
-    rehearse,
+    AccumConfig, MicroBatchSearch, Normalization, PeakCounter, find_micro_batch, rehearse,
 };
 use burn_amp::{
-    Autocast, F16, GradScaler, GradScalerConfig, ScaledOptimizer, Watch, explain_overflow,
-    first_non_finite,
+    Autocast, F16, GradScaler, GradScalerConfig, Watch, explain_overflow, first_non_finite,
 };
 use burn_checkpoint::Remat;
 use burn_decorator::module::independent;
 use burn_flex::Flex;
+use burn_update::Update;
 
 type B = Autocast<Autodiff<Remat<Watch<Flex>>>, F16>;
 
@@ -78,11 +77,9 @@ fn batch(number: usize) -> Tensor<B, 2> {
     Tensor::<B, 1>::from_floats(values.as_slice(), &Default::default()).reshape([6, 4])
 }
 
-type Adam = burn::optim::adaptor::OptimizerAdaptor<burn::optim::AdamW, Net<B>, B>;
-
 struct Training {
     net: Net<B>,
-    optimizer: ScaledOptimizer<MultiSteps<Adam>>,
+    update: Update<Net<B>, B>,
     scaler: GradScaler,
 }
 
@@ -94,10 +91,14 @@ impl Training {
             ..Default::default()
         };
         let scaler = GradScaler::new(config).unwrap();
-        let windows = MultiSteps::new(AdamWConfig::new().init(), AccumConfig::mean(1)).unwrap();
+        let update = Update::new(AdamWConfig::new().init())
+            .accumulate(AccumConfig::mean(1))
+            .unwrap()
+            .scale(scaler.clone())
+            .unwrap();
         Self {
             net: Net::new(),
-            optimizer: scaler.wrap(windows),
+            update,
             scaler,
         }
     }
@@ -105,14 +106,15 @@ impl Training {
     fn step(&mut self, number: usize) {
         let gradients =
             GradientsParams::from_grads(self.net.loss(batch(number)).backward(), &self.net);
-        self.net = self.optimizer.step(1e-2, self.net.clone(), gradients);
+        let net = self.net.clone();
+        self.net = self.update.step(1e-2, net, gradients).unwrap();
     }
 
     /// Everything that a training holds.
     fn state(&self) -> (Vec<u8>, Vec<u8>, f32, u64) {
         let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::default();
         let net = Recorder::<B>::record(&recorder, self.net.clone().into_record(), ());
-        let optimizer = Recorder::<B>::record(&recorder, self.optimizer.to_record(), ());
+        let optimizer = Recorder::<B>::record(&recorder, self.update.record(), ());
         let (net, optimizer) = (net.unwrap(), optimizer.unwrap());
         // The state of an optimizer is a hash map: its bytes in any order.
         let mut sorted = optimizer;
@@ -156,9 +158,7 @@ fn a_micro_batch_is_found_without_a_trace() {
         );
         find_micro_batch::<B, _>(&search, &Default::default(), &mut counter, |size| {
             used.store(size as u64, Ordering::Relaxed);
-            rehearse(training.net.clone(), training.optimizer.clone(), || {
-                batch(9)
-            });
+            rehearse(training.net.clone(), training.update.clone(), || batch(9));
         })
         .unwrap();
     });
@@ -175,7 +175,7 @@ fn an_overflow_is_explained_without_a_trace() {
         for (number, factor) in [1.0, 1e30, 1.0].into_iter().enumerate() {
             let output = step(&training.net, (batch(number), factor));
             let net = training.net.clone();
-            training.net = training.optimizer.step(1e-2, net, output.grads);
+            training.net = training.update.step(1e-2, net, output.grads).unwrap();
         }
         training.state()
     };

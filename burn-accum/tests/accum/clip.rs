@@ -6,13 +6,23 @@ use burn::{
     prelude::DeviceOps,
     tensor::{Tensor, backend::Backend},
 };
-use burn_accum::{AccumConfig, ClipGlobalNorm, Counted, GradNormMetric, MultiSteps, flush};
+use burn_accum::{AccumConfig, Accumulation, ClipNorm, Counted, GradNormMetric};
 use burn_flex::FlexDevice;
+use burn_update::Update;
 
-use crate::support::{B, Batch, Inner, Net, assert_close, floats, gradients, net, values};
+use crate::support::{
+    B, Batch, Clipping, Inner, Net, Windows, assert_close, floats, gradients, net, values,
+};
 
 fn sgd() -> impl Optimizer<Net<B>, B> {
     SgdConfig::new().init()
+}
+
+fn clipping(max_norm: f32) -> Clipping {
+    let clip = ClipNorm::new(max_norm).unwrap();
+    let norm = clip.norm();
+    let update = Update::new(sgd()).clip(clip).unwrap();
+    Clipping { update, norm }
 }
 
 /// The gradient that SGD saw with a learning rate of 1, flat.
@@ -32,10 +42,10 @@ fn the_norm_is_over_all_parameters() {
     let plain = sgd().step(1.0, start.clone(), gradients(&start, 0, &[], &[]));
     let whole = norm(&seen(&start, &plain));
 
-    let mut clipping = ClipGlobalNorm::new(sgd(), 0.5).unwrap();
-    assert_eq!(clipping.norm().last(), None);
+    let mut clipping = clipping(0.5);
+    assert_eq!(clipping.norm.last(), None);
     let clipped = clipping.step(1.0, start.clone(), gradients(&start, 0, &[], &[]));
-    let last = clipping.norm().last().unwrap();
+    let last = clipping.norm.last().unwrap();
     assert!((last - whole).abs() < 1e-5 * whole, "{last} is not {whole}");
     let after = norm(&seen(&start, &clipped));
     assert!((after - 0.5).abs() < 1e-5, "{after}");
@@ -51,11 +61,11 @@ fn within_bounds_no_bit_changes() {
     let plain = sgd().step(0.1, start.clone(), gradients(&start, 0, &[], &[]));
     // Infinity measures, and clips nothing.
     for max_norm in [1e3, f32::INFINITY] {
-        let mut clipping = ClipGlobalNorm::new(sgd(), max_norm).unwrap();
+        let mut clipping = clipping(max_norm);
         let clipped = clipping.step(0.1, start.clone(), gradients(&start, 0, &[], &[]));
         assert_eq!(values(&plain), values(&clipped));
         let whole = norm(&seen(&start, &plain)) / 0.1;
-        let last = clipping.norm().last().unwrap();
+        let last = clipping.norm.last().unwrap();
         assert!((last - whole).abs() < 1e-4 * whole, "{last} is not {whole}");
     }
 }
@@ -64,18 +74,18 @@ fn within_bounds_no_bit_changes() {
 fn non_finite_gradients_are_not_hidden() {
     for step in 0..3 {
         let start = net();
-        let mut clipping = ClipGlobalNorm::new(sgd(), 1.0).unwrap();
+        let mut clipping = clipping(1.0);
         let after = clipping.step(0.1, start.clone(), gradients(&start, step, &[2], &[]));
         assert!(floats(&after)[2].iter().any(|value| !value.is_finite()));
-        assert!(!clipping.norm().last().unwrap().is_finite());
+        assert!(!clipping.norm.last().unwrap().is_finite());
     }
 }
 
 #[test]
 fn a_norm_from_elsewhere_is_used_once() {
     let start = net();
-    let mut clipping = ClipGlobalNorm::new(sgd(), 1.0).unwrap();
-    let handle = clipping.norm();
+    let mut clipping = clipping(1.0);
+    let handle = clipping.norm.clone();
     let plain = sgd().step(1.0, start.clone(), gradients(&start, 0, &[], &[]));
     handle.provide(4.0);
     let quarter = clipping.step(1.0, start.clone(), gradients(&start, 0, &[], &[]));
@@ -95,8 +105,8 @@ fn devices_are_added_up_first() {
         let gradients = gradients(&start, step, &[], &[]);
         multi.grads.push((gradients, FlexDevice.to_id()));
     }
-    let mut clipping = ClipGlobalNorm::new(sgd(), 0.5).unwrap();
-    let clipped = clipping.step_multi(1.0, start.clone(), multi);
+    let mut clipping = clipping(0.5);
+    let clipped = clipping.step(1.0, start.clone(), multi);
     assert!((norm(&seen(&start, &clipped)) - 0.5).abs() < 1e-5);
 }
 
@@ -114,31 +124,32 @@ fn a_tied_parameter_is_clipped_once() {
     let gradient = Tensor::<Inner, 1>::from_data([6.0, 8.0], &device);
     gradients.register(a.id, gradient);
 
-    let mut clipping = ClipGlobalNorm::new(SgdConfig::new().init(), 1.0).unwrap();
-    let after = clipping.step(1.0, Tied { b: a.clone(), a }, gradients);
-    assert_eq!(clipping.norm().last(), Some(10.0));
+    let clip = ClipNorm::new(1.0).unwrap();
+    let norm = clip.norm();
+    let mut update = Update::new(SgdConfig::new().init()).clip(clip).unwrap();
+    let tied = Tied { b: a.clone(), a };
+    let after = update.step(1.0, tied, gradients).unwrap();
+    assert_eq!(norm.last(), Some(10.0));
     let expected = burn::tensor::TensorData::from([-0.6, -0.8]);
     let a = after.a.val().into_data();
     a.assert_approx_eq::<f32>(&expected, Default::default());
 }
 
-/// Around a window it clips micro-batches: what travels with the gradients gets through, and is not
-/// part of the norm.
+/// The number of items that comes with gradients is not part of their norm.
 #[test]
 fn counts_pass() {
     let start = net();
-    let windows = MultiSteps::new(sgd(), AccumConfig::tokens(1)).unwrap();
-    let mut outside = ClipGlobalNorm::new(windows, 1e6).unwrap();
+    let clipping = clipping(1e6);
+    let windows = Accumulation::new(AccumConfig::tokens(1)).unwrap();
+    let mut outside = Windows::of(clipping.update, windows);
     let batch = Batch::rows(0, 1000);
     let gradients = Counted::mean(start.loss(&batch), 1000).backward(&start);
     let net = outside.step(0.1, start.clone(), gradients);
     let expected = sgd().step(0.1, start.clone(), start.mean_gradients(&batch));
     assert_close(&net, &expected, 1e-5);
-    assert_eq!(outside.inner().updates().updates(), 1);
+    assert_eq!(outside.updates().updates(), 1);
     assert_eq!(
-        flush(|nothing| outside.step(0.1, net.clone(), nothing))
-            .loss(&batch)
-            .into_scalar(),
+        outside.flush(0.1, net.clone()).loss(&batch).into_scalar(),
         net.loss(&batch).into_scalar()
     );
 }
@@ -160,9 +171,9 @@ fn the_metric_shows_the_last_norm() {
         lr: None,
     };
     let start = net();
-    let mut clipping = ClipGlobalNorm::new(sgd(), 1.0).unwrap();
-    let mut metric = GradNormMetric::new(&clipping.norm());
-    clipping.norm().provide(3.0);
+    let mut clipping = clipping(1.0);
+    let mut metric = GradNormMetric::new(&clipping.norm);
+    clipping.norm.provide(3.0);
     let _ = clipping.step(0.1, start.clone(), gradients(&start, 0, &[], &[]));
     metric.update(&(), &metadata);
     assert!(matches!(metric.value(), NumericEntry::Value(3.0)));
@@ -171,11 +182,11 @@ fn the_metric_shows_the_last_norm() {
 #[test]
 fn nothing_to_clip_and_nothing_to_clip_to() {
     let start = net();
-    let mut clipping = ClipGlobalNorm::new(sgd(), 1.0).unwrap();
+    let mut clipping = clipping(1.0);
     let same = clipping.step(0.1, start.clone(), GradientsParams::new());
     assert_eq!(values(&same), values(&start));
     for max_norm in [0.0, -1.0, f32::NAN] {
-        let error = ClipGlobalNorm::new((), max_norm).unwrap_err().to_string();
+        let error = ClipNorm::new(max_norm).unwrap_err().to_string();
         assert!(
             error.contains("max_norm") && error.contains("above 0"),
             "{error}"

@@ -7,9 +7,10 @@ use burn::{
         decay::WeightDecayConfig, momentum::MomentumConfig,
     },
 };
-use burn_accum::{AccumConfig, ClipGlobalNorm, Counted, MultiSteps, Normalization};
+use burn_accum::{AccumConfig, Accumulation, ClipByNorm, Counted, Normalization};
+use burn_update::Update;
 
-use crate::support::{B, Batch, Net, assert_close, net, state, values};
+use crate::support::{B, Batch, Net, Windows, assert_close, net, state, step, values};
 
 const UPDATES: usize = 6;
 
@@ -26,27 +27,23 @@ fn adamw() -> impl Optimizer<Net<B>, B> {
 
 /// Windows of micro-batches of several numbers of rows, with Tokens; and with Mean where all are
 /// equal.
-fn windows_are_batches<O: Optimizer<Net<B>, B>>(inner: O) {
+fn windows_are_batches(plain: &Update<Net<B>, B>) {
     for rows in [&[4, 4, 4, 4][..], &[1, 7, 2, 5], &[3], &[6, 1]] {
-        window_is_batch(inner.clone(), rows, Normalization::Tokens);
+        window_is_batch(plain, rows, Normalization::Tokens);
         if rows.iter().all(|count| *count == rows[0]) {
-            window_is_batch(inner.clone(), rows, Normalization::Mean);
+            window_is_batch(plain, rows, Normalization::Mean);
         }
     }
 }
 
 /// Trains on whole batches, and on their parts.
-fn window_is_batch<O: Optimizer<Net<B>, B>>(
-    inner: O,
-    rows: &[usize],
-    normalization: Normalization,
-) {
+fn window_is_batch(plain: &Update<Net<B>, B>, rows: &[usize], normalization: Normalization) {
     let config = AccumConfig {
         steps: rows.len(),
         normalization,
     };
-    let mut whole = inner.clone();
-    let mut windows = MultiSteps::new(inner, config).unwrap();
+    let mut whole = plain.clone();
+    let mut windows = Windows::of(plain.clone(), Accumulation::new(config).unwrap());
     let mut one = net();
     let mut many = one.clone();
     let mut at = 0;
@@ -62,7 +59,7 @@ fn window_is_batch<O: Optimizer<Net<B>, B>>(
             many = windows.step(0.02, many, gradients);
         }
         let gradients = one.mean_gradients(&Batch::rows(start, at));
-        one = whole.step(0.02, one, gradients);
+        one = step(&mut whole, 0.02, one, gradients);
     }
     assert_eq!(windows.updates().updates(), UPDATES as u64);
     assert_close(&one, &many, 2e-5);
@@ -70,30 +67,30 @@ fn window_is_batch<O: Optimizer<Net<B>, B>>(
 
 #[test]
 fn for_sgd_with_momentum_and_decay() {
-    windows_are_batches(sgd());
+    windows_are_batches(&Update::new(sgd()));
 }
 
 #[test]
 fn for_adamw() {
-    windows_are_batches(adamw());
+    windows_are_batches(&Update::new(adamw()));
 }
 
-/// Clipping inside of the window sees the update's gradient.
+/// Clipping sees the update's gradient.
 #[test]
 fn for_adamw_with_clipping() {
-    windows_are_batches(ClipGlobalNorm::new(adamw(), 0.1).unwrap());
+    windows_are_batches(&Update::new(adamw()).clip_norm(0.1).unwrap());
 }
 
 #[test]
 fn nothing_changes_within_a_window() {
-    let mut optimizer = MultiSteps::new(adamw(), AccumConfig::mean(4)).unwrap();
+    let mut optimizer = Windows::new(adamw(), AccumConfig::mean(4));
     let mut net = net();
     for update in 0..3 {
-        let before = (values(&net), state(optimizer.inner()));
+        let before = (values(&net), state(&optimizer.update));
         for micro_step in 0..3 {
             let gradients = net.mean_gradients(&Batch::rows(update * 8 + micro_step, 50));
             net = optimizer.step(0.1, net, gradients);
-            assert_eq!((values(&net), state(optimizer.inner())), before);
+            assert_eq!((values(&net), state(&optimizer.update)), before);
         }
         let gradients = net.mean_gradients(&Batch::rows(update, 50));
         net = optimizer.step(0.1, net, gradients);
@@ -103,19 +100,19 @@ fn nothing_changes_within_a_window() {
 
 #[test]
 fn a_window_of_one_is_the_inner_optimizer_bit_for_bit() {
-    let mut plain = adamw();
-    let mut windows = MultiSteps::new(adamw(), AccumConfig::default()).unwrap();
+    let mut plain = Update::new(adamw());
+    let mut windows = Windows::new(adamw(), AccumConfig::default());
     let mut one = net();
     let mut other = one.clone();
-    for step in 0..5 {
-        let batch = Batch::rows(step * 4, step * 4 + 4);
+    for at in 0..5 {
+        let batch = Batch::rows(at * 4, at * 4 + 4);
         let gradients = one.mean_gradients(&batch);
-        one = plain.step(0.1, one, gradients);
+        one = step(&mut plain, 0.1, one, gradients);
         let gradients = other.mean_gradients(&batch);
         other = windows.step(0.1, other, gradients);
         assert_eq!(values(&one), values(&other));
     }
-    assert_eq!(state(&plain), state(windows.inner()));
+    assert_eq!(state(&plain), state(&windows.update));
 }
 
 /// Bit for bit, as the sums are made in the same order.
@@ -125,7 +122,7 @@ fn the_sum_is_that_of_burns_accumulator() {
         normalization: Normalization::Sum,
         ..AccumConfig::mean(3)
     };
-    let mut windows = MultiSteps::new(adamw(), config).unwrap();
+    let mut windows = Windows::new(adamw(), config);
     let mut plain = adamw();
     let mut accumulator = GradientsAccumulator::new();
     let mut one = net();
@@ -164,7 +161,7 @@ fn for_muon_on_a_matrix() {
     };
     let muon = || MuonConfig::new().init::<B, Linear<B>>();
     let mut whole = muon();
-    let mut windows = MultiSteps::new(muon(), AccumConfig::mean(3)).unwrap();
+    let mut windows = Windows::new(muon(), AccumConfig::mean(3));
     let (mut one, mut many) = (start.clone(), start);
     for at in (0..60).step_by(12) {
         for part in 0..3 {

@@ -14,8 +14,9 @@ use burn::{
         TrainOutput, TrainStep, TrainingStrategy,
     },
 };
-use burn_accum::{AccumConfig, CountSlot, Counted, MultiSteps, PerUpdate, UpdatesMetric};
+use burn_accum::{AccumConfig, Accumulation, CountSlot, Counted, UpdatesMetric};
 use burn_flex::{Flex, FlexDevice};
+use burn_update::Update;
 
 use data::loader;
 
@@ -62,9 +63,10 @@ fn train(
 ) -> (Net<Flex>, u64) {
     let directory = std::env::temp_dir().join(format!("burn-accum-{}-{name}", std::process::id()));
     let sgd = SgdConfig::new().init::<B, Model<B>>();
-    let optimizer = MultiSteps::new(sgd, AccumConfig::tokens(steps)).unwrap();
-    let counter = optimizer.updates();
-    let scheduler = PerUpdate::new(ConstantLr::from(RATE), &counter);
+    let windows = Accumulation::new(AccumConfig::tokens(steps)).unwrap();
+    let counter = windows.updates();
+    let optimizer = Update::new(sgd).accumulate(windows).unwrap();
+    let scheduler = optimizer.per_update(ConstantLr::from(RATE));
 
     let mut training = SupervisedTraining::new(
         &directory,

@@ -3,13 +3,14 @@
 
 use burn::{
     module::list_param_ids,
-    optim::{GradientsParams, Optimizer, SgdConfig},
+    optim::{GradientsParams, SgdConfig},
     tensor::Tensor,
 };
-use burn_accum::{AccumConfig, Counted, MultiSteps, Normalization, WindowSchedule, flush};
+use burn_accum::{AccumConfig, Accumulation, Counted, Normalization, WindowSchedule};
+use burn_update::Update;
 use proptest::prelude::*;
 
-use crate::support::{B, Inner, Net, floats, net, values};
+use crate::support::{B, Inner, Net, Windows, floats, net, values};
 
 /// One micro-batch: a constant gradient for each parameter that has one.
 #[derive(Clone, Debug)]
@@ -137,8 +138,9 @@ proptest! {
     ) {
         let new = || {
             let config = AccumConfig { steps: 1, normalization };
-            let sgd = SgdConfig::new().init::<B, Net<B>>();
-            MultiSteps::new(sgd, config).unwrap().with_schedule(schedule.clone()).unwrap()
+            let windows = Accumulation::new(config).unwrap();
+            let windows = windows.with_schedule(schedule.clone()).unwrap();
+            Windows::of(Update::new(SgdConfig::new().init()), windows)
         };
         let start = net();
         let mut net = start.clone();
@@ -149,10 +151,10 @@ proptest! {
             let gradients = made_up(&net, micro, normalization);
             net = optimizer.step(1.0, net, gradients);
             if micro.flush {
-                net = flush(|nothing| optimizer.step(1.0, net, nothing));
+                net = optimizer.flush(1.0, net);
             }
             if micro.stop {
-                optimizer = new().load_record(Optimizer::<Net<B>, B>::to_record(&optimizer));
+                optimizer = new().load(optimizer.update.record());
             }
             model.step(micro, normalization, &schedule);
 

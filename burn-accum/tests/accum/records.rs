@@ -8,19 +8,19 @@ use burn::{
     optim::{AdamWConfig, GradientsParams, MuonConfig, Optimizer, SgdConfig},
     prelude::*,
     record::{
-        BinBytesRecorder, BinGzFileRecorder, FileRecorder, FullPrecisionSettings,
-        HalfPrecisionSettings, NamedMpkBytesRecorder, NamedMpkFileRecorder, PrettyJsonFileRecorder,
-        Recorder,
+        BinBytesRecorder, BinGzFileRecorder, FullPrecisionSettings, HalfPrecisionSettings,
+        NamedMpkBytesRecorder, PrettyJsonFileRecorder, Recorder,
     },
 };
-use burn_accum::{AccumConfig, Counted, MultiSteps};
+use burn_accum::{AccumConfig, Counted};
 use burn_amp::{Autocast, Bf16};
+use burn_update::{Update, UpdateRecord};
 
-use crate::support::{B, Batch, Net, gradients, json, net, state, values};
+use crate::support::{B, Batch, Net, Windows, gradients, json, net, values};
 
 type Full = FullPrecisionSettings;
 
-fn step<O: Optimizer<Net<B>, B>>(optimizer: &mut O, net: Net<B>, number: usize) -> Net<B> {
+fn step(optimizer: &mut Windows, net: Net<B>, number: usize) -> Net<B> {
     let batch = Batch::rows(number * 3, number * 4 + 1);
     let mut loss = net.loss(&batch);
     if number % 5 == 3 {
@@ -32,21 +32,18 @@ fn step<O: Optimizer<Net<B>, B>>(optimizer: &mut O, net: Net<B>, number: usize) 
 
 /// Some micro-steps, a round trip of the record, some more: the same as without a stop, wherever it
 /// is.
-fn resumes_everywhere<O, R>(inner: O, round_trip: R)
-where
-    O: Optimizer<Net<B>, B>,
-    R: Fn(
-        <MultiSteps<O> as Optimizer<Net<B>, B>>::Record,
-    ) -> <MultiSteps<O> as Optimizer<Net<B>, B>>::Record,
-{
-    let new = || MultiSteps::new(inner.clone(), AccumConfig::tokens(4)).unwrap();
+fn resumes_everywhere(
+    inner: impl Optimizer<Net<B>, B> + 'static,
+    round_trip: impl Fn(UpdateRecord<B>) -> UpdateRecord<B>,
+) {
+    let new = || Windows::new(inner.clone(), AccumConfig::tokens(4));
     for stop in 0..=8 {
         let mut one = new();
         let mut net_one = net();
         for number in 1..=stop {
             net_one = step(&mut one, net_one, number);
         }
-        let mut other = new().load_record(round_trip(one.to_record()));
+        let mut other = new().load(round_trip(one.update.record()));
         let mut net_other = net_one.clone();
         for number in stop + 1..=stop + 9 {
             net_one = step(&mut one, net_one, number);
@@ -57,7 +54,7 @@ where
         assert_eq!(seen.updates(), expected.updates());
         assert_eq!(seen.micro_step(), expected.micro_step());
         assert_eq!(seen.dropped(), expected.dropped());
-        assert_eq!(json(one.to_record()), json(other.to_record()));
+        assert_eq!(json(one.update.record()), json(other.update.record()));
     }
 }
 
@@ -128,61 +125,26 @@ fn sums_of_a_loaded_window_are_gradients() {
             .with_bias(false)
             .init::<Mixed>(&device);
         layer.weight = Param::from_tensor(weight.reshape([4, 4]));
-        let new = || MultiSteps::new(MuonConfig::new().init(), AccumConfig::mean(4)).unwrap();
+        let muon = || Update::new(MuonConfig::new().init::<Mixed, Linear<Mixed>>());
+        let new = || muon().accumulate(AccumConfig::mean(4)).unwrap();
         let mut windows = new();
         for at in 0..2 {
             let x = Tensor::<Mixed, 2>::full([1, 4], 1.0 + at as f32, &device);
             let loss = layer.forward(x).square().mean();
             let gradients = GradientsParams::from_grads(loss.backward(), &layer);
-            layer = windows.step(0.1, layer, gradients);
+            layer = windows.step(0.1, layer, gradients).unwrap();
         }
         if stops {
             let recorder = NamedMpkBytesRecorder::<Full>::default();
-            let record = Optimizer::<Linear<Mixed>, Mixed>::to_record(&windows);
+            let record = windows.record();
             let bytes = Recorder::<Mixed>::record(&recorder, record, ()).unwrap();
             let record = Recorder::<Mixed>::load(&recorder, bytes, &device).unwrap();
-            windows = Optimizer::<Linear<Mixed>, Mixed>::load_record(new(), record);
+            windows = new().load(record).unwrap();
         }
-        let layer: Linear<Mixed> = windows.flush(0.1, layer);
+        let layer = windows.flush(0.1, layer).unwrap();
         layer.weight.val().into_data()
     };
     assert_eq!(run(true), run(false));
-}
-
-/// Trains without accumulation, saves, and loads into a wrapped optimizer.
-fn loads_the_inner_record<R: FileRecorder<B>>(name: &str, recorder: R, steps: usize) {
-    let directory = directory(name);
-    let file = directory.join("optimizer");
-    let mut plain = AdamWConfig::new().init::<B, Net<B>>();
-    let mut net = net();
-    for number in 0..steps {
-        net = plain.step(0.05, net.clone(), gradients(&net, number, &[], &[]));
-    }
-    recorder.record(plain.to_record(), file.clone()).unwrap();
-
-    let mut windows = MultiSteps::new(plain.clone(), AccumConfig::mean(2)).unwrap();
-    // The window so far belongs to another training.
-    net = windows.step(0.05, net.clone(), gradients(&net, 9, &[1], &[]));
-    assert!(windows.updates().last_dropped().is_some());
-    let mut windows = windows.load_record(recorder.load(file, &Default::default()).unwrap());
-    assert_eq!(state(windows.inner()), state(&plain));
-    assert_eq!(
-        (windows.updates().updates(), windows.updates().micro_step()),
-        (0, 0)
-    );
-    assert_eq!(windows.updates().last_dropped(), None);
-    let before = values(&net);
-    net = windows.step(0.05, net.clone(), gradients(&net, 9, &[], &[]));
-    assert_eq!(values(&net), before);
-    std::fs::remove_dir_all(directory).unwrap();
-}
-
-#[test]
-fn records_of_the_inner_optimizer_alone_load() {
-    for steps in [0, 3] {
-        loads_the_inner_record("inner-mpk", NamedMpkFileRecorder::<Full>::new(), steps);
-        loads_the_inner_record("inner-json", PrettyJsonFileRecorder::<Full>::new(), steps);
-    }
 }
 
 /// The partial window is kept, and ends when the new length is reached or at the next micro-step if
@@ -191,14 +153,14 @@ fn records_of_the_inner_optimizer_alone_load() {
 fn a_record_loads_under_another_window_length() {
     let sgd = || SgdConfig::new().init::<B, Net<B>>();
     let start = net();
-    let mut five = MultiSteps::new(sgd(), AccumConfig::mean(5)).unwrap();
+    let mut five = Windows::new(sgd(), AccumConfig::mean(5));
     let mut net = start.clone();
     for number in 0..3 {
         net = five.step(0.1, net, gradients(&start, number, &[], &[]));
     }
     for (steps, expected) in [(2, 4), (3, 4), (4, 4), (6, 6)] {
-        let mut other = MultiSteps::new(sgd(), AccumConfig::mean(steps)).unwrap();
-        other = Optimizer::<Net<B>, B>::load_record(other, five.to_record());
+        let mut other = Windows::new(sgd(), AccumConfig::mean(steps));
+        other = other.load(five.update.record());
         let mut trained = net.clone();
         let mut number = 3;
         while other.updates().updates() == 0 {
@@ -207,7 +169,7 @@ fn a_record_loads_under_another_window_length() {
         }
         assert_eq!(number, expected, "micro-batches in a window of {steps}");
 
-        let mut whole = MultiSteps::new(sgd(), AccumConfig::mean(expected)).unwrap();
+        let mut whole = Windows::new(sgd(), AccumConfig::mean(expected));
         let mut net = start.clone();
         for number in 0..expected {
             net = whole.step(0.1, net, gradients(&start, number, &[], &[]));

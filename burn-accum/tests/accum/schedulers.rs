@@ -5,12 +5,12 @@ use burn::{
         LrScheduler,
         linear::{LinearLrScheduler, LinearLrSchedulerConfig},
     },
-    optim::{Optimizer, SgdConfig},
+    optim::SgdConfig,
 };
-use burn_accum::{AccumConfig, LrScaling, MultiSteps, PerUpdate, UpdateCounter};
+use burn_accum::{AccumConfig, LrScaling, PerUpdate, UpdateCounter};
 use burn_flex::Flex;
 
-use crate::support::{B, Net, gradients, net};
+use crate::support::{B, Net, Windows, gradients, net};
 
 fn falling() -> LinearLrScheduler {
     LinearLrSchedulerConfig::new(1.0, 0.0, 10).init().unwrap()
@@ -24,7 +24,7 @@ fn tenths(lr: f64) -> u32 {
 #[test]
 fn the_rate_stands_still_within_windows_and_skipped_ones() {
     let sgd = SgdConfig::new().init::<B, Net<B>>();
-    let mut optimizer = MultiSteps::new(sgd, AccumConfig::mean(2)).unwrap();
+    let mut optimizer = Windows::new(sgd, AccumConfig::mean(2));
     let mut scheduler = PerUpdate::new(falling(), &optimizer.updates());
     let mut net = net();
     let mut rates = Vec::new();
@@ -43,7 +43,7 @@ fn the_rate_stands_still_within_windows_and_skipped_ones() {
 fn a_schedule_resumes_everywhere() {
     let sgd = || SgdConfig::new().init::<B, Net<B>>();
     for (stop, scheduler_first) in (0..8).flat_map(|stop| [(stop, true), (stop, false)]) {
-        let mut optimizer = MultiSteps::new(sgd(), AccumConfig::mean(3)).unwrap();
+        let mut optimizer = Windows::new(sgd(), AccumConfig::mean(3));
         let mut scheduler = PerUpdate::new(falling(), &optimizer.updates());
         let mut net = net();
         for step in 0..stop {
@@ -51,14 +51,14 @@ fn a_schedule_resumes_everywhere() {
             net = optimizer.step(lr, net.clone(), gradients(&net, step, &[], &[]));
         }
         let saved = scheduler.to_record::<Flex>();
-        let saved_optimizer = Optimizer::<Net<B>, B>::to_record(&optimizer);
+        let saved_optimizer = optimizer.update.record();
 
-        let fresh = MultiSteps::new(sgd(), AccumConfig::mean(3)).unwrap();
+        let fresh = Windows::new(sgd(), AccumConfig::mean(3));
         let mut resumed = PerUpdate::new(falling(), &fresh.updates());
         if scheduler_first {
             resumed = resumed.load_record::<Flex>(saved.clone());
         }
-        let mut fresh = Optimizer::<Net<B>, B>::load_record(fresh, saved_optimizer);
+        let mut fresh = fresh.load(saved_optimizer);
         if !scheduler_first {
             resumed = resumed.load_record::<Flex>(saved.clone());
         }

@@ -7,14 +7,17 @@ use burn::{
     tensor::{Int, Tensor, backend::Backend},
 };
 use burn_accum::{
-    AccumConfig, ClipGlobalNorm, CountSlot, Counted, MultiSteps, NonFinite, Normalization,
+    AccumConfig, Accumulation, ClipNorm, CountSlot, Counted, NonFinite, Normalization,
 };
 use burn_flex::FlexDevice;
+use burn_update::Update;
 
-use crate::support::{B, Batch, Net, assert_close, gradients, json, net, panic_of, values};
+use crate::support::{
+    B, Batch, Net, Windows, assert_close, gradients, net, panic_of, state, values,
+};
 
-fn windows(config: AccumConfig) -> MultiSteps<impl Optimizer<Net<B>, B>> {
-    MultiSteps::new(SgdConfig::new().init::<B, Net<B>>(), config).unwrap()
+fn windows(config: AccumConfig) -> Windows {
+    Windows::new(SgdConfig::new().init(), config)
 }
 
 /// A window with the gradients of losses over so many items.
@@ -33,7 +36,9 @@ fn step(config: AccumConfig, items: f64) -> String {
 fn forgetting_the_count_is_an_error_at_once() {
     let net = net();
     for non_finite in [NonFinite::Drop, NonFinite::Propagate] {
-        let mut windows = windows(AccumConfig::tokens(4)).with_non_finite(non_finite);
+        let windows = Accumulation::new(AccumConfig::tokens(4)).unwrap();
+        let sgd = Update::new(SgdConfig::new().init());
+        let mut windows = Windows::of(sgd, windows.with_non_finite(non_finite));
         let message = panic_of(|| windows.step(0.1, net.clone(), gradients(&net, 0, &[], &[])));
         assert!(
             message.contains("micro-batch 1 does not tell how many items"),
@@ -72,7 +77,7 @@ fn each_device_has_to_count() {
         multi.grads.push((gradients, FlexDevice.to_id()));
     }
     let mut windows = windows(AccumConfig::tokens(4));
-    let message = panic_of(|| windows.step_multi(0.1, net.clone(), multi));
+    let message = panic_of(|| windows.step(0.1, net.clone(), multi));
     assert!(
         message.contains("does not tell how many items"),
         "{message}"
@@ -196,13 +201,15 @@ fn a_slot_is_not_trained() {
     let start = Slotted::new();
     let loss = start.net.loss(&Batch::rows(0, 3)) * 1e-3;
     let gradients = Counted::mean(loss, 1e6).backward(&start);
-    let windows = MultiSteps::new(AdamWConfig::new().init(), AccumConfig::tokens(1)).unwrap();
-    let mut optimizer = ClipGlobalNorm::new(windows, 1e4).unwrap();
+    let clip = ClipNorm::new(1e4).unwrap();
+    let norm = clip.norm();
+    let update = Update::new(AdamWConfig::new().init()).clip(clip).unwrap();
+    let windows = Accumulation::new(AccumConfig::tokens(1)).unwrap();
+    let mut optimizer = Windows::<Slotted<B>>::of(update, windows);
     let _: Slotted<B> = optimizer.step(0.1, start, gradients);
-    let norm = optimizer.norm().last().unwrap();
+    let norm = norm.last().unwrap();
     assert!(norm < 1e5, "{norm} holds the count");
-    let record = Optimizer::<Slotted<B>, B>::to_record(optimizer.inner().inner());
-    assert_eq!(json(record).as_object().unwrap().len(), 4);
+    assert_eq!(state(&optimizer.update).as_object().unwrap().len(), 4);
 }
 
 /// Burn's accumulators rebuild the gradients from the parameters of the module.
@@ -211,7 +218,7 @@ fn a_slot_carries_the_count_through_burns_accumulator() {
     let mut model = Slotted::new();
     let start = model.clone();
     let sgd = SgdConfig::new().init::<B, Slotted<B>>();
-    let mut windows = MultiSteps::new(sgd, AccumConfig::tokens(1)).unwrap();
+    let mut windows = Windows::new(sgd, AccumConfig::tokens(1));
     let mut accumulator = GradientsAccumulator::new();
     for (from, to) in [(0, 5), (5, 6), (6, 12)] {
         let loss = model.net.loss(&Batch::rows(from, to));

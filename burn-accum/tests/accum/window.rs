@@ -3,32 +3,34 @@
 
 use burn::{
     module::{Module, ModuleMapper, Param},
-    optim::{AdamWConfig, GradientsParams, MultiGradientsParams, Optimizer, SgdConfig},
+    optim::{AdamWConfig, GradientsParams, MultiGradientsParams, SgdConfig},
     prelude::DeviceOps,
     tensor::{DType, Tensor},
 };
 use burn_accum::{
-    AccumConfig, AccumError, Dropped, MultiSteps, NonFinite, Normalization, WindowSchedule, flush,
+    AccumConfig, AccumError, Accumulation, Dropped, NonFinite, Normalization, WindowSchedule,
 };
 use burn_flex::FlexDevice;
+use burn_update::Update;
 
 use crate::support::{
-    B, Inner, Net, PATHS, assert_close, floats, gradients, net, panic_of, state, values,
+    B, Inner, Net, PATHS, Windows, assert_close, floats, gradients, net, panic_of, state, values,
 };
 
-fn sgd(steps: usize) -> MultiSteps<impl Optimizer<Net<B>, B>> {
-    MultiSteps::new(
-        SgdConfig::new().init::<B, Net<B>>(),
-        AccumConfig::mean(steps),
-    )
-    .unwrap()
+fn sgd(steps: usize) -> Windows {
+    Windows::new(SgdConfig::new().init(), AccumConfig::mean(steps))
+}
+
+/// SGD in these windows.
+fn sgd_in(windows: Accumulation) -> Windows {
+    Windows::of(Update::new(SgdConfig::new().init()), windows)
 }
 
 #[test]
 fn a_missing_gradient_is_zero_and_none_at_all_stays_none() {
     // Weight decay would move a parameter whose gradient is a made-up zero.
     let adamw = || AdamWConfig::new().with_weight_decay(0.1).init();
-    let mut windows = MultiSteps::new(adamw(), AccumConfig::mean(2)).unwrap();
+    let mut windows = Windows::new(adamw(), AccumConfig::mean(2));
     let start: Net<B> = net();
     let mut net = start.clone();
     net = windows.step(0.1, net.clone(), gradients(&net, 0, &[], &[1, 3]));
@@ -37,9 +39,9 @@ fn a_missing_gradient_is_zero_and_none_at_all_stays_none() {
     let (before, after) = (floats(&start), floats(&net));
     assert_eq!(before[3], after[3], "no gradient, no step, no decay");
     assert_ne!(before[1], after[1]);
-    assert_eq!(state(windows.inner()).as_object().unwrap().len(), 3);
+    assert_eq!(state(&windows.update).as_object().unwrap().len(), 3);
 
-    let mut plain: MultiSteps<_> = sgd(2);
+    let mut plain = sgd(2);
     let mut net = start.clone();
     net = plain.step(1.0, net.clone(), gradients(&net, 0, &[], &[1, 3]));
     net = plain.step(1.0, net.clone(), gradients(&net, 1, &[], &[2, 3]));
@@ -53,17 +55,16 @@ fn a_missing_gradient_is_zero_and_none_at_all_stays_none() {
 #[test]
 fn a_tail_is_divided_by_what_is_in_it() {
     let start = net();
-    let tail = |flush: fn(&mut MultiSteps<_>, Net<B>) -> Net<B>| {
-        let mut windows =
-            MultiSteps::new(SgdConfig::new().init::<B, Net<B>>(), AccumConfig::mean(8)).unwrap();
+    let tail = || {
+        let mut windows = sgd(8);
         let mut net = start.clone();
         for step in 0..3 {
             net = windows.step(0.5, net.clone(), gradients(&net, step, &[], &[]));
         }
-        net = flush(&mut windows, net);
+        net = windows.flush(0.5, net);
         let counter = windows.updates();
         assert_eq!((counter.updates(), counter.micro_step()), (1, 0));
-        let again = flush(&mut windows, net.clone());
+        let again = windows.flush(0.5, net.clone());
         assert_eq!(
             values(&again),
             values(&net),
@@ -72,8 +73,7 @@ fn a_tail_is_divided_by_what_is_in_it() {
         assert_eq!(counter.updates(), 1);
         net
     };
-    let flushed = tail(|windows, net| windows.flush(0.5, net));
-    let requested = tail(|windows, net| flush(|nothing| windows.step(0.5, net, nothing)));
+    let flushed = tail();
 
     let mut three = sgd(3);
     let mut net = start.clone();
@@ -81,13 +81,13 @@ fn a_tail_is_divided_by_what_is_in_it() {
         net = three.step(0.5, net.clone(), gradients(&net, step, &[], &[]));
     }
     assert_eq!(values(&net), values(&flushed));
-    assert_eq!(values(&net), values(&requested));
 }
 
 #[test]
 fn lengths_follow_the_schedule() {
     let schedule = WindowSchedule::Piecewise(vec![(0, 1), (2, 3), (3, 2)]);
-    let mut windows = sgd(7).with_schedule(schedule).unwrap();
+    let windows = Accumulation::new(AccumConfig::mean(7)).unwrap();
+    let mut windows = sgd_in(windows.with_schedule(schedule).unwrap());
     let counter = windows.updates();
     let mut net = net();
     let mut trace = Vec::new();
@@ -107,12 +107,13 @@ fn lengths_follow_the_schedule() {
         (5, 0),
     ];
     assert_eq!(trace, expected);
-    assert!(sgd(1).with_schedule(WindowSchedule::Constant(0)).is_err());
+    let one = Accumulation::new(AccumConfig::mean(1)).unwrap();
+    assert!(one.with_schedule(WindowSchedule::Constant(0)).is_err());
 }
 
 #[test]
 fn no_window_is_empty() {
-    let error = MultiSteps::new((), AccumConfig::mean(0)).unwrap_err();
+    let error = Accumulation::new(AccumConfig::mean(0)).unwrap_err();
     let zero = AccumError::ZeroSteps {
         steps: 0,
         from_update: 0,
@@ -151,14 +152,14 @@ fn a_non_finite_micro_batch_is_dropped_with_its_weight() {
 
 #[test]
 fn a_window_of_nothing_is_skipped_and_the_next_one_is_not() {
-    let mut windows = MultiSteps::new(AdamWConfig::new().init(), AccumConfig::mean(2)).unwrap();
+    let mut windows = Windows::new(AdamWConfig::new().init(), AccumConfig::mean(2));
     let start = net();
     let mut net = start.clone();
     for step in 0..2 {
         net = windows.step(0.1, net.clone(), gradients(&net, step, &[step], &[]));
     }
     assert_eq!(values(&net), values(&start));
-    assert_eq!(state(windows.inner()), serde_json::json!({}));
+    assert_eq!(state(&windows.update), serde_json::json!({}));
     let counter = windows.updates();
     assert_eq!((counter.updates(), counter.skipped_updates()), (0, 1));
     for step in 0..2 {
@@ -186,7 +187,8 @@ fn a_training_of_nothing_stops() {
 
 #[test]
 fn a_propagated_micro_batch_reaches_the_optimizer() {
-    let mut windows = sgd(2).with_non_finite(NonFinite::Propagate);
+    let windows = Accumulation::new(AccumConfig::mean(2)).unwrap();
+    let mut windows = sgd_in(windows.with_non_finite(NonFinite::Propagate));
     let mut net = net();
     for step in 0..2 {
         let bad: &[usize] = if step == 0 { &[1] } else { &[] };
@@ -257,8 +259,7 @@ fn half_precision_gradients_are_summed_in_f32() {
         steps: 17,
         normalization: Normalization::Sum,
     };
-    let inner = SgdConfig::new().init::<B, Net<B>>();
-    let mut windows = MultiSteps::new(inner, config).unwrap();
+    let mut windows = Windows::new(SgdConfig::new().init(), config);
     let mut trained = windows.step(1.0, net.clone(), gradients(256.0));
     for _ in 0..16 {
         trained = windows.step(1.0, trained, gradients(1.0));
@@ -287,7 +288,7 @@ fn several_devices_bring_several_micro_batches() {
         }
         // A device that has run out of data.
         multi.grads.push((GradientsParams::new(), device));
-        net = windows.step_multi(0.1, net, multi);
+        net = windows.step(0.1, net, multi);
     }
     assert_eq!(windows.updates().micro_batches(), 4);
 
@@ -308,7 +309,7 @@ fn a_culprit_on_two_devices_is_named_once() {
         multi.grads.push((gradients, FlexDevice.to_id()));
     }
     let mut windows = sgd(2);
-    let _ = windows.step_multi(0.1, net, multi);
+    let _ = windows.step(0.1, net, multi);
     let counter = windows.updates();
     assert_eq!(counter.dropped(), 2);
     assert_eq!(counter.last_dropped().unwrap().parameters, [PATHS[1]]);

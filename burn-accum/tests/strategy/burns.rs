@@ -5,13 +5,14 @@ use burn::{
     optim::{AdamWConfig, Optimizer, SgdConfig, momentum::MomentumConfig},
     train::{ExecutionStrategy, TrainingStrategy},
 };
-use burn_accum::{AccumConfig, AccumulatingStrategy, EpochTail, MultiSteps, PerUpdate};
+use burn_accum::{AccumConfig, EpochTail};
 use burn_flex::FlexDevice;
 
 use crate::{
     equal::{EPOCHS, assert_same, seeded, setup},
     learner::{B, Outcome, Setup, Stop, train},
     model::{Model, SLOW_ROW, bits, rows},
+    windows::in_windows,
 };
 
 fn sgd() -> impl Optimizer<Model<B>, B> + 'static {
@@ -34,12 +35,10 @@ fn both(
     tail: EpochTail,
 ) -> [Outcome<B>; 2] {
     [false, true].map(|is_ours| {
-        let optimizer = MultiSteps::new(inner.clone(), AccumConfig::mean(1)).unwrap();
-        let counter = optimizer.updates();
-        let scheduler = PerUpdate::new(falling(), &counter);
-        let strategy = AccumulatingStrategy::new(&counter).with_tail(tail);
-        let strategy = is_ours.then(|| strategy.into());
-        train(seeded(), optimizer, scheduler, setup(), strategy)
+        let update = in_windows(inner.clone(), AccumConfig::mean(1)).update;
+        let scheduler = update.per_update(falling());
+        let strategy = is_ours.then(|| update.strategy().with_tail(tail).into());
+        train(seeded(), update, scheduler, setup(), strategy)
     })
 }
 
@@ -79,10 +78,10 @@ fn and_the_training_without_accumulation() {
     let device = TrainingStrategy::Default(ExecutionStrategy::SingleDevice(FlexDevice));
     let on_device = train(seeded(), adamw(), falling(), setup(), Some(device));
 
-    let optimizer = MultiSteps::new(adamw(), AccumConfig::mean(1)).unwrap();
-    let strategy = AccumulatingStrategy::new(&optimizer.updates()).with_device(FlexDevice);
+    let update = in_windows(adamw(), AccumConfig::mean(1)).update;
+    let strategy = update.strategy().with_devices(vec![FlexDevice]);
     let strategy = Some(strategy.into());
-    let ours = train(seeded(), optimizer, falling(), setup(), strategy);
+    let ours = train(seeded(), update, falling(), setup(), strategy);
     for burns in [burns, on_device] {
         assert_eq!(ours.watch.lines(), burns.watch.lines());
         assert_eq!(bits(&ours.model), bits(&burns.model));
@@ -107,14 +106,14 @@ fn it_stops_early_at_the_same_epoch() {
 fn early_stopping_sees_the_whole_epoch() {
     let _turn = crate::turn();
     for seed in 0..10 {
-        let optimizer = MultiSteps::new(sgd(), AccumConfig::mean(2)).unwrap();
-        let strategy = AccumulatingStrategy::new(&optimizer.updates());
+        let update = in_windows(sgd(), AccumConfig::mean(2)).update;
+        let strategy = update.strategy();
         let mut setup = setup();
         setup.epochs = 40;
         setup.valid = rows(SLOW_ROW - 5, SLOW_ROW + 1);
         setup.shuffle = Some(seed);
         setup.stop = Some(Stop::NoImprovementSince(2));
-        let ours = train(seeded(), optimizer, falling(), setup, Some(strategy.into()));
+        let ours = train(seeded(), update, falling(), setup, Some(strategy.into()));
         let losses = validation_losses(&ours);
         assert!((3..40).contains(&losses.len()), "{losses:?}");
         // All but the last two are followed by a better one within two epochs.

@@ -1,4 +1,5 @@
-//! What `AccumulatingStrategy` promises: Burn's own training, and windows that end where epochs do.
+//! What the Learner's loop of an update promises: Burn's own training, and windows that end where
+//! epochs do.
 //!
 //! Every backend has one random generator for the whole process, so each test here takes its turn.
 
@@ -13,5 +14,6 @@ mod scaled;
 mod stopped;
 mod tail;
 mod watch;
+mod windows;
 
 use learner::turn;

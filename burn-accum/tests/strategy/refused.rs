@@ -6,22 +6,25 @@ use burn::{
     lr_scheduler::constant::ConstantLr,
     optim::{AdamWConfig, Optimizer, SgdConfig},
 };
-use burn_accum::{
-    AccumConfig, AccumulatingStrategy, ClipGlobalNorm, MultiSteps, NonFinite, UpdateCounter,
-};
+use burn_accum::{AccumConfig, Accumulation, ClipByNorm};
 use burn_amp::GradScaler;
+use burn_update::Update;
 
 use crate::{
     learner::{B, Setup, train},
     model::{Model, rows},
+    windows::{Windows, in_windows},
 };
 
+type Trained = Update<Model<B>, B>;
+
+/// Trains with the strategy of `update`.
 fn run(
     optimizer: impl Optimizer<Model<B>, B> + 'static,
-    updates: &UpdateCounter,
+    update: &Trained,
     burns_accumulation: Option<usize>,
 ) -> Result<(), String> {
-    let strategy = AccumulatingStrategy::new(updates);
+    let strategy = update.strategy();
     let mut setup = Setup::new(rows(0, 8), 1);
     setup.burns_accumulation = burns_accumulation;
     let trained = catch_unwind(AssertUnwindSafe(|| {
@@ -38,25 +41,20 @@ fn run(
     trained.map(drop).map_err(message)
 }
 
-fn windows<O>(inner: O) -> (MultiSteps<O>, UpdateCounter) {
-    let windows = MultiSteps::new(inner, AccumConfig::mean(2)).unwrap();
-    let counter = windows.updates();
-    (windows, counter)
+fn windows(inner: impl Optimizer<Model<B>, B> + 'static) -> Windows<B> {
+    in_windows(inner, AccumConfig::mean(2))
 }
 
 #[test]
 fn an_optimizer_without_windows_or_with_another_counter() {
     let _turn = crate::turn();
     let adamw = || AdamWConfig::new().init::<B, Model<B>>();
-    let (optimizer, counter) = windows(adamw());
-    for refused in [
-        run(adamw(), &counter, None),
-        run(GradScaler::default().wrap(adamw()), &counter, None),
-        run(optimizer, &UpdateCounter::default(), None),
-    ] {
-        let message = refused.unwrap_err();
-        assert!(message.contains("wrap the optimizer"), "{message}");
-        assert!(message.contains("AdamW"), "{message}");
+    let Windows { update, counter } = windows(adamw());
+    let alone = run(adamw(), &update, None).unwrap_err();
+    assert!(alone.contains("AdamW"), "{alone}");
+    let other = run(windows(adamw()).update, &update, None).unwrap_err();
+    for message in [alone, other] {
+        assert!(message.contains("made by another update"), "{message}");
     }
     assert_eq!(counter.micro_batches(), 0);
 }
@@ -64,23 +62,23 @@ fn an_optimizer_without_windows_or_with_another_counter() {
 #[test]
 fn a_second_accumulation() {
     let _turn = crate::turn();
-    let (optimizer, counter) = windows(SgdConfig::new().init::<B, Model<B>>());
-    let message = run(optimizer, &counter, Some(3)).unwrap_err();
+    let Windows { update, counter } = windows(SgdConfig::new().init::<B, Model<B>>());
+    let message = run(update.clone(), &update, Some(3)).unwrap_err();
     assert!(message.contains("grads_accumulation(3)"), "{message}");
     assert_eq!(counter.micro_batches(), 0);
 }
 
-/// Wherever it is, the strategy finds it.
+/// Whatever other parts the update has.
 #[test]
 fn any_layers_around_and_inside() {
     let _turn = crate::turn();
-    let sgd = || SgdConfig::new().init::<B, Model<B>>();
-    let (plain, counter) = windows(sgd());
-    run(plain, &counter, None).unwrap();
-    let (clipped, counter) = windows(ClipGlobalNorm::new(sgd(), 1.0).unwrap());
-    run(GradScaler::default().wrap(clipped), &counter, None).unwrap();
-    let (scaled, counter) = windows(GradScaler::default().wrap(sgd()));
-    let scaled = scaled.with_non_finite(NonFinite::Propagate);
-    run(ClipGlobalNorm::new(scaled, 1.0).unwrap(), &counter, None).unwrap();
+    let sgd = || Update::new(SgdConfig::new().init::<B, Model<B>>());
+    let plain = sgd().accumulate(AccumConfig::mean(2)).unwrap();
+    run(plain.clone(), &plain, None).unwrap();
+    let windows = Accumulation::new(AccumConfig::mean(2)).unwrap();
+    let counter = windows.updates();
+    let clipped = sgd().clip_norm(1.0).unwrap().accumulate(windows).unwrap();
+    let scaled = clipped.scale(GradScaler::default()).unwrap();
+    run(scaled.clone(), &scaled, None).unwrap();
     assert_eq!(counter.updates(), 1);
 }

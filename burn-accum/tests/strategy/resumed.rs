@@ -1,11 +1,12 @@
 //! A training that is resumed is one that was never stopped.
 
 use burn::{lr_scheduler::linear::LinearLrSchedulerConfig, optim::AdamWConfig};
-use burn_accum::{AccumConfig, AccumulatingStrategy, EpochTail, MultiSteps, PerUpdate};
+use burn_accum::{AccumConfig, EpochTail};
 
 use crate::{
     learner::{B, MICRO_BATCH, Outcome, Setup, train},
     model::{Model, Row, bits, rows},
+    windows::{in_windows, recorded},
 };
 
 const EPOCHS: usize = 4;
@@ -29,14 +30,13 @@ fn run_on(
     epochs: usize,
     from: Option<(usize, &Outcome<B>)>,
 ) -> Outcome<B> {
-    let optimizer = MultiSteps::new(AdamWConfig::new().init(), AccumConfig::mean(4)).unwrap();
-    let counter = optimizer.updates();
+    let update = in_windows(AdamWConfig::new().init(), AccumConfig::mean(4)).update;
     let falling = LinearLrSchedulerConfig::new(0.1, 0.0, 20).init().unwrap();
-    let scheduler = PerUpdate::new(falling, &counter);
-    let strategy = how.map(|tail| AccumulatingStrategy::new(&counter).with_tail(tail).into());
+    let scheduler = update.per_update(falling);
+    let strategy = how.map(|tail| update.strategy().with_tail(tail).into());
     let mut setup = Setup::new(data, epochs);
     setup.resume = from.map(|(epoch, outcome)| (epoch, outcome.directory.path().to_owned()));
-    train(start.clone(), optimizer, scheduler, setup, strategy)
+    train(start.clone(), update, scheduler, setup, strategy)
 }
 
 /// From every epoch, in the middle of a window too where windows are carried over.
@@ -74,16 +74,13 @@ fn it_continues_from_burns_own_training() {
     let _turn = crate::turn();
     let start = Model::new();
     let burns = run(&start, None, 1, None);
-    let (_, _, record) = burns.directory.records(1);
-    let window = &record["item"]["accumulated"]["tally"]["window"];
-    assert_eq!(window["micro_steps"], 3);
+    assert_eq!(recorded(&burns.directory, 1, "window micro-steps"), 3);
 
     // 3 of 4 and 7 more: two updates and another of two.
     let resumed = run(&start, Some(EpochTail::Apply), 2, Some((1, &burns)));
-    let (_, _, record) = resumed.directory.records(2);
-    let tally = &record["item"]["accumulated"]["tally"];
-    assert_eq!(tally["updates"], 1 + 3);
-    assert_eq!(tally["micro_batches"], 14);
+    let counter = |name| recorded(&resumed.directory, 2, name);
+    assert_eq!(counter("updates"), 1 + 3);
+    assert_eq!(counter("micro-batches"), 14);
 
     // Windows that are carried over are Burn's, but for the model that is returned.
     let carried = run(&start, Some(EpochTail::Carry), 2, None);

@@ -7,15 +7,14 @@ use burn::{
     optim::{GradientsParams, Optimizer, SgdConfig},
     tensor::backend::Backend,
 };
-use burn_accum::{
-    AccumConfig, AccumulatingStrategy, ClipGlobalNorm, MultiSteps, PerUpdate, UpdateCounter,
-};
-use burn_amp::{Autocast, Detection, F16, GradScaler, GradScalerConfig};
+use burn_accum::{AccumConfig, ClipByNorm, UpdateCounter};
+use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
 use burn_flex::Flex;
 
 use crate::{
     learner::{MICRO_BATCH, Outcome, Setup, train},
-    model::{Model, Row, bits, rows, values},
+    model::{Model, Row, rows, values},
+    windows::{Windows, in_windows},
 };
 
 type Half = Autocast<Autodiff<Flex>, F16>;
@@ -48,25 +47,23 @@ struct Trained {
     updates: UpdateCounter,
 }
 
-fn train_half(start: &Model<Half>, detection: Detection, rows: Vec<Row>) -> Trained {
+fn train_half(start: &Model<Half>, rows: Vec<Row>) -> Trained {
     let config = GradScalerConfig {
         init_scale: SCALE,
         ..Default::default()
     };
-    let scaler = GradScaler::new(config).unwrap().with_detection(detection);
-    let clipped = ClipGlobalNorm::new(SgdConfig::new().init(), 1e3).unwrap();
-    let windows = MultiSteps::new(clipped, AccumConfig::mean(WINDOW)).unwrap();
-    let updates = windows.updates();
-    let optimizer = scaler.wrap(windows);
-    let scheduler = PerUpdate::new(ConstantLr::new(RATE), &updates);
-    let strategy = AccumulatingStrategy::new(&updates);
-    let strategy = Some(strategy.into());
+    let scaler = GradScaler::new(config).unwrap();
+    let Windows { update, counter } =
+        in_windows(SgdConfig::new().init(), AccumConfig::mean(WINDOW));
+    let update = update.clip_norm(1e3).unwrap();
+    let update = update.scale(scaler.clone()).unwrap();
+    let scheduler = update.per_update(ConstantLr::new(RATE));
+    let strategy = Some(update.strategy().into());
     let setup = Setup::new(rows, 1);
-    let outcome = train(start.clone(), optimizer, scheduler, setup, strategy);
     Trained {
-        outcome,
+        outcome: train(start.clone(), update, scheduler, setup, strategy),
         scaler,
-        updates,
+        updates: counter,
     }
 }
 
@@ -99,63 +96,45 @@ fn distance<A: Backend, B: Backend>(from: &Model<A>, to: &Model<B>) -> f32 {
 #[test]
 fn overflowed_micro_batches_are_dropped_and_the_rest_is_their_union() {
     let _turn = crate::turn();
-    for detection in [Detection::Sync, Detection::Deferred] {
-        for overflowing in [
-            &[][..],
-            &[0],
-            &[2, 3],
-            &[3],
-            &[1, 8],
-            &[9],
-            &[4, 9],
-            &[8, 9],
-        ] {
-            let start = Model::<Half>::new();
-            let trained = train_half(&start, detection, data(overflowing));
-            let case = format!("{detection:?}, overflow in {overflowing:?}");
-
-            let dropped = overflowing.len() as u64;
-            let Trained {
-                outcome,
-                scaler,
-                updates,
-            } = trained;
-            assert_eq!(scaler.skipped_steps(), dropped, "{case}");
-            assert_eq!(
-                scaler.scale(),
-                SCALE / 2.0_f32.powi(dropped as i32),
-                "{case}"
-            );
-            // The request that ends the epoch is no step of the scaler.
-            assert_eq!(scaler.steps(), MICRO_BATCHES as u64, "{case}");
-            let finite = MICRO_BATCHES as u64 - dropped;
-            assert_eq!(updates.micro_batches(), finite, "{case}");
-            assert_eq!(updates.updates(), finite.div_ceil(WINDOW as u64), "{case}");
-            assert_eq!(updates.micro_step(), 0, "{case}");
-
-            let expected = union(&start, overflowing);
-            let moved = distance(&start, &expected);
-            assert!(moved > 1e-3, "it learns: {moved}");
-            // f16 rounds by up to 5e-4, and these gradients are sums of few terms.
-            let apart = distance(&outcome.model, &expected);
-            assert!(apart < 2e-3 * moved, "{case}: {apart} of {moved}");
-        }
-    }
-}
-
-/// When an overflow is learned of makes no difference, nor does it in the record.
-#[test]
-fn detection_changes_no_bit() {
-    let _turn = crate::turn();
-    for overflowing in [&[3][..], &[9], &[0, 7, 9]] {
+    for overflowing in [
+        &[][..],
+        &[0],
+        &[2, 3],
+        &[3],
+        &[1, 8],
+        &[9],
+        &[4, 9],
+        &[8, 9],
+    ] {
         let start = Model::<Half>::new();
-        let [sync, deferred] = [Detection::Sync, Detection::Deferred]
-            .map(|detection| train_half(&start, detection, data(overflowing)).outcome);
-        assert_eq!(bits(&sync.model), bits(&deferred.model), "{overflowing:?}");
-        let (model, _, optimizer) = sync.directory.records(1);
-        let (deferred_model, _, deferred_optimizer) = deferred.directory.records(1);
-        assert_eq!(model, deferred_model);
-        assert_eq!(optimizer, deferred_optimizer);
+        let trained = train_half(&start, data(overflowing));
+        let case = format!("overflow in {overflowing:?}");
+
+        let dropped = overflowing.len() as u64;
+        let Trained {
+            outcome,
+            scaler,
+            updates,
+        } = trained;
+        assert_eq!(scaler.skipped_steps(), dropped, "{case}");
+        assert_eq!(
+            scaler.scale(),
+            SCALE / 2.0_f32.powi(dropped as i32),
+            "{case}"
+        );
+        // The request that ends the epoch is no step of the scaler.
+        assert_eq!(scaler.steps(), MICRO_BATCHES as u64, "{case}");
+        let finite = MICRO_BATCHES as u64 - dropped;
+        assert_eq!(updates.micro_batches(), finite, "{case}");
+        assert_eq!(updates.updates(), finite.div_ceil(WINDOW as u64), "{case}");
+        assert_eq!(updates.micro_step(), 0, "{case}");
+
+        let expected = union(&start, overflowing);
+        let moved = distance(&start, &expected);
+        assert!(moved > 1e-3, "it learns: {moved}");
+        // f16 rounds by up to 5e-4, and these gradients are sums of few terms.
+        let apart = distance(&outcome.model, &expected);
+        assert!(apart < 2e-3 * moved, "{case}: {apart} of {moved}");
     }
 }
 
@@ -168,19 +147,20 @@ fn the_schedule_follows_updates() {
         ..Default::default()
     });
     let scaler = scaler.unwrap();
-    let windows = MultiSteps::new(SgdConfig::new().init(), AccumConfig::mean(WINDOW)).unwrap();
-    let updates = windows.updates();
+    let Windows { update, counter } =
+        in_windows(SgdConfig::new().init(), AccumConfig::mean(WINDOW));
+    let update = update.scale(scaler.clone()).unwrap();
     let falling = LinearLrSchedulerConfig::new(0.1, 0.0, 10).init().unwrap();
-    let scheduler = PerUpdate::new(falling, &updates);
-    let strategy = AccumulatingStrategy::new(&updates);
+    let scheduler = update.per_update(falling);
+    let strategy = update.strategy();
     let outcome = train(
         Model::<Half>::new(),
-        scaler.wrap(windows),
+        update,
         scheduler,
         Setup::new(data(&[1, 2]), 1),
         Some(strategy.into()),
     );
-    assert_eq!((scaler.skipped_steps(), updates.updates()), (2, 2));
+    assert_eq!((scaler.skipped_steps(), counter.updates()), (2, 2));
     let rates = outcome.watch.learning_rates();
     let thousandths: Vec<_> = rates.iter().map(|rate| (rate * 1e3).round()).collect();
     assert_eq!(

@@ -1,11 +1,12 @@
 //! What becomes of a window when the training is interrupted.
 
 use burn::{lr_scheduler::constant::ConstantLr, optim::SgdConfig};
-use burn_accum::{AccumConfig, AccumulatingStrategy, EpochTail, MultiSteps};
+use burn_accum::{AccumConfig, EpochTail};
 
 use crate::{
     learner::{B, MICRO_BATCH, Setup, train},
     model::{Model, bits, rows},
+    windows::{Windows, in_windows},
 };
 
 /// The model has seen all of it, and the record is the one of the last whole epoch.
@@ -14,12 +15,12 @@ fn nothing_is_lost() {
     let _turn = crate::turn();
     let start = Model::<B>::new();
     let run = |setup, tail| {
-        let optimizer = MultiSteps::new(SgdConfig::new().init(), AccumConfig::mean(4)).unwrap();
-        let counter = optimizer.updates();
-        let strategy = AccumulatingStrategy::new(&counter).with_tail(tail);
+        let sgd = SgdConfig::new().init();
+        let Windows { update, counter } = in_windows(sgd, AccumConfig::mean(4));
+        let strategy = update.strategy().with_tail(tail);
         let scheduler = ConstantLr::new(0.1);
         let strategy = Some(strategy.into());
-        let outcome = train(start.clone(), optimizer, scheduler, setup, strategy);
+        let outcome = train(start.clone(), update, scheduler, setup, strategy);
         (outcome, counter)
     };
     for tail in [EpochTail::Apply, EpochTail::Carry] {

@@ -7,14 +7,13 @@ use burn::{
         AdamWConfig, GradientsParams, MuonConfig, Optimizer, SgdConfig, momentum::MomentumConfig,
     },
 };
-use burn_accum::{
-    AccumConfig, AccumulatingStrategy, EpochTail, MultiSteps, PerUpdate, UpdateCounter,
-};
+use burn_accum::{AccumConfig, EpochTail, UpdateCounter};
 use burn_flex::Flex;
 
 use crate::{
     learner::{B, MICRO_BATCH, Outcome, Setup, train},
     model::{Model, Row, assert_close, bits, counted, rows},
+    windows::{Windows, in_windows, recorded},
 };
 
 /// Micro-batches a window.
@@ -37,13 +36,12 @@ fn windows(
     setup: Setup,
     tail: EpochTail,
 ) -> (Outcome<B>, UpdateCounter) {
-    let optimizer = MultiSteps::new(inner, config).unwrap();
-    let counter = optimizer.updates();
-    let strategy = AccumulatingStrategy::new(&counter).with_tail(tail);
+    let Windows { update, counter } = in_windows(inner, config);
+    let strategy = update.strategy().with_tail(tail);
     let scheduler = ConstantLr::new(RATE);
     let strategy = Some(strategy.into());
     (
-        train(start.clone(), optimizer, scheduler, setup, strategy),
+        train(start.clone(), update, scheduler, setup, strategy),
         counter,
     )
 }
@@ -136,14 +134,13 @@ fn what_is_dropped_has_no_weight() {
         for index in bad {
             data[*index].weight = f32::INFINITY;
         }
-        let optimizer = MultiSteps::new(sgd(), AccumConfig::mean(WINDOW)).unwrap();
-        let counter = optimizer.updates();
-        let scheduler = PerUpdate::new(ConstantLr::new(RATE), &counter);
-        let strategy = AccumulatingStrategy::new(&counter);
+        let Windows { update, counter } = in_windows(sgd(), AccumConfig::mean(WINDOW));
+        let scheduler = update.per_update(ConstantLr::new(RATE));
+        let strategy = update.strategy();
         let setup = Setup::new(data.clone(), 1);
         let ours = train(
             start.clone(),
-            optimizer,
+            update,
             scheduler,
             setup,
             Some(strategy.into()),
@@ -184,14 +181,13 @@ fn the_schedule_advances_once_an_update_also_by_the_last_of_an_epoch() {
             ],
         ),
     ] {
-        let optimizer = MultiSteps::new(sgd(), AccumConfig::mean(WINDOW)).unwrap();
-        let counter = optimizer.updates();
+        let update = in_windows(sgd(), AccumConfig::mean(WINDOW)).update;
         let falling = LinearLrSchedulerConfig::new(1.0, 0.0, 10).init().unwrap();
-        let scheduler = PerUpdate::new(falling, &counter);
-        let strategy = AccumulatingStrategy::new(&counter).with_tail(tail);
+        let scheduler = update.per_update(falling);
+        let strategy = update.strategy().with_tail(tail);
         let setup = Setup::new(rows(0, 10 * MICRO_BATCH), 2);
         let strategy = Some(strategy.into());
-        let outcome = train(Model::new(), optimizer, scheduler, setup, strategy);
+        let outcome = train(Model::new(), update, scheduler, setup, strategy);
 
         let rates = outcome.watch.learning_rates();
         let tenths: Vec<_> = rates
@@ -211,10 +207,11 @@ fn the_epoch_is_complete_when_it_is_validated_and_recorded() {
     let config = AccumConfig::mean(WINDOW);
     let (applied, _) = windows(&start, sgd(), config, setup, EpochTail::Apply);
     let (_, _, record) = applied.directory.records(1);
-    let window = &record["item"]["accumulated"];
-    assert_eq!(window["tally"]["updates"], 3, "{record:#}");
-    assert_eq!(window["tally"]["window"]["micro_steps"], 0);
-    assert_eq!(window["sums"], serde_json::json!({}));
+    assert_eq!(recorded(&applied.directory, 1, "updates"), 3, "{record:#}");
+    assert_eq!(recorded(&applied.directory, 1, "window micro-steps"), 0);
+    let window = &record["item"]["parts"]["accumulate"]["values"];
+    let mut names = window.as_object().unwrap().keys();
+    assert!(!names.any(|name| name.starts_with("sum ")), "{window:#}");
 
     // Validated again, by a training that only does that.
     let mut setup = Setup::new(Vec::new(), 2);
@@ -248,9 +245,8 @@ fn a_window_may_go_on_in_the_next_epoch() {
     assert_close(&ours.model, &expected, 2e-5);
 
     for (epoch, updates, micro_steps) in [(1, 2, 2), (2, 5, 0), (3, 7, 2)] {
-        let (_, _, record) = ours.directory.records(epoch);
-        let tally = &record["item"]["accumulated"]["tally"];
-        assert_eq!(tally["updates"], updates);
-        assert_eq!(tally["window"]["micro_steps"], micro_steps);
+        let counter = |name| recorded(&ours.directory, epoch, name);
+        assert_eq!(counter("updates"), updates);
+        assert_eq!(counter("window micro-steps"), micro_steps);
     }
 }

@@ -3,12 +3,12 @@
 use burn::backend::Autodiff;
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer};
+use burn::optim::{AdamWConfig, GradientsParams};
 use burn::record::{BinBytesRecorder, FullPrecisionSettings, Recorder};
 use burn::tensor::Tensor;
-use burn_accum::{AccumConfig, Counted, MultiSteps};
+use burn_accum::{AccumConfig, Counted};
 use burn_estimate::{Kind, Meta, MetaDevice, estimate_on};
+use burn_update::Update;
 
 use super::turn;
 
@@ -33,8 +33,11 @@ impl TwoHeads<B> {
     }
 }
 
-fn windows(config: AccumConfig) -> MultiSteps<OptimizerAdaptor<AdamW, TwoHeads<B>, B>> {
-    MultiSteps::new(AdamWConfig::new().init(), config).expect("a window")
+type Windows = Update<TwoHeads<B>, B>;
+
+fn windows(config: AccumConfig) -> Windows {
+    let adamw = Update::new(AdamWConfig::new().init());
+    adamw.accumulate(config).expect("a window")
 }
 
 /// The number of items is read as 0, which is no reason to refuse the step.
@@ -42,12 +45,11 @@ fn windows(config: AccumConfig) -> MultiSteps<OptimizerAdaptor<AdamW, TwoHeads<B
 fn a_window_of_tokens_is_estimated() {
     let _turn = turn();
     let device = MetaDevice::new(11);
-    let state = |mut optimizer: MultiSteps<_>,
-                 count: fn(Tensor<B, 1>, &TwoHeads<B>) -> GradientsParams| {
+    let state = |mut update: Windows, count: fn(Tensor<B, 1>, &TwoHeads<B>) -> GradientsParams| {
         let step = |mut model: TwoHeads<B>| {
             for _ in 0..2 {
                 let gradients = count(model.loss(0) + model.loss(1), &model);
-                model = optimizer.step(1e-3, model, gradients);
+                model = update.step(1e-3, model, gradients).expect("a step");
             }
             model
         };
@@ -70,20 +72,19 @@ fn a_window_of_tokens_is_estimated() {
 fn a_resumed_window_leaves_parameters_where_they_are() {
     let _turn = turn();
     let device = MetaDevice::new(12);
-    let step = |optimizer: &mut MultiSteps<_>, model: TwoHeads<B>, head: usize| {
+    let step = |update: &mut Windows, model: TwoHeads<B>, head: usize| {
         let gradients = GradientsParams::from_grads(model.loss(head).backward(), &model);
-        optimizer.step(1e-3, model, gradients)
+        update.step(1e-3, model, gradients).expect("a step")
     };
-    let mut optimizer = windows(AccumConfig::mean(2));
-    let model = step(&mut optimizer, TwoHeads::new(&device), 0);
+    let mut update = windows(AccumConfig::mean(2));
+    let model = step(&mut update, TwoHeads::new(&device), 0);
     let recorder = BinBytesRecorder::<FullPrecisionSettings>::default();
-    let record = Optimizer::<TwoHeads<B>, B>::to_record(&optimizer);
-    let bytes = Recorder::<B>::record(&recorder, record, ()).expect("a record");
+    let bytes = Recorder::<B>::record(&recorder, update.record(), ()).expect("a record");
     let record = Recorder::<B>::load(&recorder, bytes, &Default::default()).expect("its bytes");
-    let mut resumed =
-        Optimizer::<TwoHeads<B>, B>::load_record(windows(AccumConfig::mean(2)), record);
+    let resumed = windows(AccumConfig::mean(2)).load(record);
+    let mut resumed = resumed.expect("a record of the same parts");
     let model = step(&mut resumed, model, 1);
-    assert_eq!(resumed.updates().updates(), 1);
+    assert_eq!(resumed.updates(), 1);
     for head in &model.heads {
         assert_eq!(head.weight.val().device(), device);
     }

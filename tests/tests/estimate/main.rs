@@ -19,15 +19,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::backend::Autodiff;
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::momentum::MomentumConfig;
-use burn::optim::{
-    AdamW, AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer, SgdConfig,
-};
+use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::module::attention;
-use burn_accum::{AccumConfig, MultiSteps};
+use burn_accum::AccumConfig;
 use burn_amp::{Autocast, Bf16, F16};
 use burn_checkpoint::{MemoryBudget, Remat, RematStats};
 use burn_estimate::{
@@ -35,6 +32,7 @@ use burn_estimate::{
 };
 use burn_flex::Flex;
 use burn_fused::FusedBackward;
+use burn_update::Update;
 use examples::training::recompute::Checkpoint;
 use peak_alloc::PeakAlloc;
 use programs::{Cnn, EncoderDecoder, Gpt, Mlp, Program, Recurrent};
@@ -47,9 +45,6 @@ fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
-
-/// A program's optimizer: AdamW over windows of micro-batches.
-type Windows<B, M> = MultiSteps<OptimizerAdaptor<AdamW, M, B>>;
 
 /// One update.
 fn update<B: AutodiffBackend, P: Program>(
@@ -91,9 +86,9 @@ impl<P: Program> Case<'_, P> {
                 update(self.program, model, &mut optimizer, 1, device)
             });
         }
-        let optimizer = AdamWConfig::new().init::<B, P::Model<B>>();
-        let mut optimizer: Windows<B, P::Model<B>> =
-            MultiSteps::new(optimizer, AccumConfig::mean(windows)).expect("a window of steps");
+        let adamw = AdamWConfig::new().init::<B, P::Model<B>>();
+        let optimizer = Update::new(adamw).accumulate(AccumConfig::mean(windows));
+        let mut optimizer = optimizer.expect("a window of steps");
         run(model, &mut |model| {
             update(self.program, model, &mut optimizer, windows, device)
         })

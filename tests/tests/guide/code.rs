@@ -271,15 +271,15 @@ let optimizer = scaler.wrap(MultiSteps::new(clipped, AccumConfig::mean(8))?);
 
     fn search(device: Device<B>, limit_bytes: u64, mut probe: impl burn_accum::MemoryProbe, batch: fn(usize) -> Batch<B>) -> Done {
         let model = || Config.init::<B>(&device);
-        let optimizer = || AdamWConfig::new().init();
+        let update = || Update::new(AdamWConfig::new().init());
         let adam_w = AdamWConfig::new().init();
 
 let search = MicroBatchSearch::new(64, limit_bytes);
-let found = find_micro_batch::<B, _>(&search, &device, &mut probe, |micro_batch| rehearse(model(), optimizer(), || batch(micro_batch)))?;
+let found = find_micro_batch::<B, _>(&search, &device, &mut probe, |micro_batch| rehearse(model(), update(), || batch(micro_batch)))?;
 println!("{found}");                                        // what was tried
-let optimizer = MultiSteps::new(adam_w, found.config()?)?;  // the window that keeps the effective batch
+let update = Update::new(adam_w).accumulate(found.config()?)?; // the window that keeps the effective batch
 
-        optimizes::<B>(&optimizer);
+        optimizes::<B>(&update);
         Ok(())
     }
 }

@@ -9,10 +9,11 @@ use burn::nn::Linear;
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_accum::{AccumConfig, ClipGlobalNorm, Counted, MultiSteps};
+use burn_accum::{AccumConfig, ClipByNorm, Counted};
 use burn_amp::{Autocast, CastCache, Detection, GradScaler};
 use burn_checkpoint::{Remat, checkpoint};
 use burn_flex::Flex;
+use burn_update::Update;
 use tests::compare::values;
 use tests::queue::{Answers, Queue, answer_reads, reads_so_far, take_counts};
 
@@ -124,12 +125,18 @@ pub fn scaler(detection: Detection) -> GradScaler {
     GradScaler::default().with_detection(detection)
 }
 
-pub fn windows<O>(inner: O, config: AccumConfig) -> MultiSteps<O> {
-    MultiSteps::new(inner, config).unwrap()
+pub fn plain<B: AutodiffBackend>() -> Update<Model<B>, B> {
+    Update::new(sgd())
 }
 
-pub fn clipped<B: AutodiffBackend>() -> ClipGlobalNorm<impl Optimizer<Model<B>, B>> {
-    ClipGlobalNorm::new(sgd(), 1.0).unwrap()
+pub fn clipped<B: AutodiffBackend>() -> Update<Model<B>, B> {
+    plain().clip_norm(1.0).unwrap()
+}
+
+/// Clipping, windows and a scale.
+pub fn all_parts<B: AutodiffBackend>(config: AccumConfig) -> Update<Model<B>, B> {
+    let windows = clipped().accumulate(config).unwrap();
+    windows.scale(GradScaler::default()).unwrap()
 }
 
 #[test]
@@ -160,7 +167,8 @@ fn a_window_reads_once() {
         // For each parameter: the mask and the accumulation, but for the first. Then a sum and a
         // division.
         let launches = W * (VERDICT + 2 * P) - P + 2 * P;
-        let found = of_update(windows(sgd::<B>(), config), W, tokens, no_read_is_late);
+        let windows = plain().accumulate(config).unwrap();
+        let found = of_update(windows, W, tokens, no_read_is_late);
         assert_eq!(found, (1, launches));
     }
 }
@@ -174,20 +182,17 @@ fn clipping_reads_nothing() {
 
 #[test]
 fn all_together_read_once_an_update() {
-    for detection in [Detection::Sync, Detection::Deferred] {
-        for config in [
-            AccumConfig::mean(W as usize),
-            AccumConfig::tokens(W as usize),
-        ] {
-            let tokens = config == AccumConfig::tokens(W as usize);
-            let optimizer = scaler(detection).wrap(windows(clipped(), config));
-            // Those of a window and of clipping; the loss and its gradient, and unscaling; the next
-            // scale, unless the host knows it.
-            let window = W * (VERDICT + 2 * P) + P;
-            let launches = window + 4 * P + 8 + W * (2 + P) + 3 + (W - 2) * 5;
-            let found = of_update(optimizer, W, tokens, no_read_is_late);
-            assert_eq!(found, (1, launches));
-        }
+    for config in [
+        AccumConfig::mean(W as usize),
+        AccumConfig::tokens(W as usize),
+    ] {
+        let tokens = config == AccumConfig::tokens(W as usize);
+        // Those of a window and of clipping; the loss and its gradient, and unscaling; the next
+        // scale, unless the host knows it.
+        let window = W * (VERDICT + 2 * P) + P;
+        let launches = window + 4 * P + 8 + W * (2 + P) + 3 + (W - 2) * 5;
+        let found = of_update(all_parts(config), W, tokens, no_read_is_late);
+        assert_eq!(found, (1, launches));
     }
 }
 

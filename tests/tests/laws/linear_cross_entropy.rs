@@ -9,7 +9,7 @@ use burn::nn::loss::{CrossEntropyLossConfig, Reduction};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor};
-use burn_accum::{AccumConfig, Counted, MultiSteps};
+use burn_accum::{AccumConfig, Counted};
 use burn_amp::{Autocast, F16, Off};
 use burn_checkpoint::{Remat, checkpoint};
 use burn_fused::{Chunk, LinearCrossEntropy, LinearCrossEntropyLossConfig};
@@ -211,15 +211,16 @@ fn a_window_by_tokens_is_the_union<I: Backend>() {
         net.chunked(step, [0, 1], true, &config()).loss
     });
 
-    let mut optimizer =
-        MultiSteps::new(adam().init(), AccumConfig::tokens(2)).expect("a window of two");
+    let mut update = Update::new(adam().init())
+        .accumulate(AccumConfig::tokens(2))
+        .expect("a window of two");
     let mut model = Net::<B<I>>::new();
     for step in 0..STEPS {
         for part in 0..2 {
             let LinearCrossEntropy { loss, items } = model.chunked(step, [part, 2], true, &sum);
             assert_eq!(values(items.clone()), [[8.0, 11.0][part]]);
-            let gradients = Counted::sum(loss, items).backward(&model);
-            model = optimizer.step(0.01, model, gradients);
+            let gradients = update.backward(&model, Counted::sum(loss, items));
+            model = update.step(0.01, model, gradients).expect("a step");
         }
     }
     let apart = distance(&weights(&model), &union);

@@ -10,7 +10,7 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor, TensorData};
-use burn_accum::{AccumConfig, MultiSteps};
+use burn_accum::AccumConfig;
 use burn_amp::{Autocast, Bf16};
 use burn_checkpoint::{Remat, RematStats};
 use burn_flex::Flex;
@@ -118,7 +118,7 @@ fn run<B: AutodiffBackend>(initial: &[TensorData], on: On) -> Trained {
     let Some(stage) = on.sharding else {
         return match on.accumulation {
             true => {
-                let windows = MultiSteps::new(adam.init(), AccumConfig::mean(WINDOW));
+                let windows = Update::new(adam.init()).accumulate(AccumConfig::mean(WINDOW));
                 train(model(), windows.expect("a window of two"), on, 0, 1)
             }
             false => train(model(), adam.init(), on, 0, 1),
