@@ -18,10 +18,7 @@ use burn::train::metric::{AccuracyMetric, LearningRateMetric, LossMetric};
 use burn::train::{
     ClassificationOutput, InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep,
 };
-use burn_accum::{
-    AccumConfig, AccumulatingStrategy, ClipByNorm, ClipGlobalNorm, Counted, MicroBatchSearch, MultiSteps,
-    PerUpdate, find_micro_batch, rehearse,
-};
+use burn_accum::{AccumConfig, ClipByNorm, Counted, MicroBatchSearch, find_micro_batch, rehearse};
 use burn_amp::{Autocast, Configured, F16, F32, GradScaler, GradScalerConfig, Watch, autocast, explain_overflow};
 use burn_checkpoint::{MemoryBudget, Policy, Remat, checkpoint, checkpoint_listing, checkpoint_units};
 use burn_fused::{FusedBackward, LinearCrossEntropy, LinearCrossEntropyLossConfig, rms_norm, swiglu};
@@ -132,9 +129,9 @@ let optimizer = scaler.wrap(AdamWConfig::new().init());
 fn optimizes<B: AutodiffBackend>(_: &impl Optimizer<Model<B>, B>) {}
 
 fn burn_accum<B: AutodiffBackend>() -> Done {
-let optimizer = MultiSteps::new(AdamWConfig::new().init(), AccumConfig::mean(8))?; // was: AdamWConfig::new().init()
+let update = Update::new(AdamWConfig::new().init()).accumulate(AccumConfig::mean(8))?; // was: AdamWConfig::new().init()
 
-    optimizes::<B>(&optimizer);
+    optimizes::<B>(&update);
     Ok(())
 }
 
@@ -248,22 +245,23 @@ mod accumulation {
     fn learner(model: Model<Base>, train: Loader<Base>, valid: Loader<Cuda>, directory: &str) -> Done {
         let schedule = 1e-3;
 
-let optimizer = MultiSteps::new(AdamWConfig::new().init(), AccumConfig::mean(8))?;
-let updates = optimizer.updates();
-let learner = Learner::new(model, optimizer, PerUpdate::new(schedule, &updates));
+let update = Update::new(AdamWConfig::new().init()).accumulate(AccumConfig::mean(8))?;
+let schedule = update.per_update(schedule);
 
 SupervisedTraining::new(directory, train, valid)
-    .with_training_strategy(AccumulatingStrategy::new(&updates).into())
-    .launch(learner);
+    .with_training_strategy(update.strategy().into())
+    .launch(Learner::new(model, update, schedule));
 
         Ok(())
     }
 
     fn clipping(scaler: GradScaler) -> Done {
-let clipped = ClipGlobalNorm::new(AdamWConfig::new().init(), 1.0)?;
-let optimizer = scaler.wrap(MultiSteps::new(clipped, AccumConfig::mean(8))?);
+let update = Update::new(AdamWConfig::new().init())
+    .clip_norm(1.0)?
+    .accumulate(AccumConfig::mean(8))?
+    .scale(scaler)?;
 
-        optimizes::<Base>(&optimizer);
+        optimizes::<Base>(&update);
         Ok(())
     }
 
