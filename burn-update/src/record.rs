@@ -1,10 +1,12 @@
 //! The saved state of an update: that of each part under its name.
 
+use core::fmt;
 use std::collections::BTreeMap;
 
 use burn::record::{PrecisionSettings, Record};
 use burn::tensor::{DType, TensorData, backend::Backend};
-use serde::{Deserialize, Serialize};
+use serde::de::{Error, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::UpdateError;
 use crate::tree::{RecordTree, SavedRecord};
@@ -15,6 +17,10 @@ use crate::tree::{RecordTree, SavedRecord};
 /// Each part that has a state is there under its name: `scale`, `accumulate`, `average`,
 /// `optimizer`, and the names of parts of one's own. Tensors keep their type, also in recorders of
 /// half precision. The configuration is not in it.
+///
+/// A file that an optimizer alone has written is no such record, and its error says so. It is
+/// loaded into that optimizer, which then becomes the update's with its state:
+/// `Update::new(AdamWConfig::new().init().load_record(record))`.
 #[derive(Clone, Debug)]
 pub struct UpdateRecord<B: Backend> {
     parts: BTreeMap<String, PartState>,
@@ -23,9 +29,54 @@ pub struct UpdateRecord<B: Backend> {
 }
 
 /// The serialized form of an [`UpdateRecord`].
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct UpdateItem {
     parts: BTreeMap<String, PartState>,
+}
+
+/// The field of an [`UpdateItem`].
+const PARTS: &str = "parts";
+
+/// What is said of a file with other fields.
+const OTHER_RECORD: &str = "the file is no record of an `Update`, but of an optimizer alone, or of one in wrappers \
+     (`MultiSteps`, `GradScaler::wrap`, `ZeroOptimizer`), which are parts of an update now: load that of an optimizer alone into \
+     it, and make the update of it, `Update::new(optimizer.load_record(record))`; finish a training in wrappers with the version that \
+     began it, or start the state of its optimizer anew, with the trained model";
+
+impl<'de> Deserialize<'de> for UpdateItem {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_struct("UpdateItem", &[PARTS], ItemVisitor)
+    }
+}
+
+/// Reads an [`UpdateItem`], and tells the record of an optimizer from it.
+struct ItemVisitor;
+
+impl<'de> Visitor<'de> for ItemVisitor {
+    type Value = UpdateItem;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the record of an `Update`")
+    }
+
+    /// Of formats that do not name fields, such as bincode: another record is not always told.
+    fn visit_seq<A: SeqAccess<'de>>(self, mut fields: A) -> Result<UpdateItem, A::Error> {
+        let parts = fields.next_element();
+        let parts = parts.map_err(|error| A::Error::custom(format!("{error}: {OTHER_RECORD}")))?;
+        let parts = parts.ok_or_else(|| A::Error::custom(OTHER_RECORD))?;
+        Ok(UpdateItem { parts })
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<UpdateItem, A::Error> {
+        match fields.next_key::<String>()?.as_deref() {
+            Some(PARTS) => {
+                let parts = fields.next_value()?;
+                Ok(UpdateItem { parts })
+            }
+            // None: an optimizer that has made no step.
+            Some(_) | None => Err(A::Error::custom(OTHER_RECORD)),
+        }
+    }
 }
 
 /// The state of one part: values by name.

@@ -262,3 +262,71 @@ fn records_with_an_optimizers_record_as_bytes_load_bit_for_bit() {
     assert_eq!(bits(&step(&mut resumed)), bits(&step(&mut update)));
     assert_eq!(resumed.updates(), 4);
 }
+
+/// The files of AdamW that has made so many steps: with named fields, as JSON, and as it would be
+/// in the wrapper of before; and the net after them.
+fn foreign(steps: usize) -> (Net<F32>, Vec<u8>, Vec<serde_json::Value>) {
+    let (mut optimizer, mut model) = (adamw::<F32>(), net());
+    for step in 0..steps {
+        let gradients = gradients(&model, step, &[]);
+        model = optimizer.step(LR, model, gradients);
+    }
+    let named = NamedMpkBytesRecorder::<FullPrecisionSettings>::default();
+    let named = Recorder::<F32>::record(&named, optimizer.to_record(), ()).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let recorder = PrettyJsonFileRecorder::<FullPrecisionSettings>::new();
+    let path = directory.path().join("optimizer");
+    Recorder::<F32>::record(&recorder, optimizer.to_record(), path.clone()).unwrap();
+    let file = std::fs::read(path.with_extension("json")).unwrap();
+    let alone: serde_json::Value = serde_json::from_slice(&file).unwrap();
+    let mut wrapped = alone.clone();
+    wrapped["item"] = serde_json::json!({ "accumulated": null, "optimizer": alone["item"] });
+    (model, named, vec![alone, wrapped])
+}
+
+#[test]
+fn the_file_of_an_optimizer_alone_or_in_a_wrapper_says_what_to_do() {
+    for steps in [0, 3] {
+        let (_, named, files) = foreign(steps);
+        let mut errors = Vec::new();
+        let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::default();
+        let loaded: Result<UpdateRecord<F32>, _> =
+            Recorder::<F32>::load(&recorder, named, &Default::default());
+        errors.push(loaded.unwrap_err().to_string());
+        for file in files {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("optimizer");
+            std::fs::write(path.with_extension("json"), file.to_string()).unwrap();
+            let recorder = PrettyJsonFileRecorder::<FullPrecisionSettings>::new();
+            let loaded: Result<UpdateRecord<F32>, _> =
+                Recorder::<F32>::load(&recorder, path, &Default::default());
+            errors.push(loaded.unwrap_err().to_string());
+        }
+        for error in errors {
+            assert!(error.contains("no record of an `Update`"), "{error}");
+            assert!(
+                error.contains("Update::new(optimizer.load_record(record))"),
+                "{error}"
+            );
+        }
+    }
+}
+
+/// As that error says.
+#[test]
+fn an_update_of_an_optimizer_with_its_record_goes_on_bit_for_bit() {
+    let (model, named, _) = foreign(3);
+    let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::default();
+    let load = || {
+        let record = Recorder::<F32>::load(&recorder, named.clone(), &Default::default());
+        adamw::<F32>().load_record(record.unwrap())
+    };
+    let (mut alone, mut update) = (load(), Update::new(load()));
+    let expected = alone.step(LR, model.clone(), gradients(&model, 3, &[]));
+    let found = update
+        .step(LR, model.clone(), gradients(&model, 3, &[]))
+        .unwrap();
+    assert_eq!(bits(&found), bits(&expected));
+    let fresh = adamw().step(LR, model.clone(), gradients(&model, 3, &[]));
+    assert_ne!(bits(&found), bits(&fresh));
+}
