@@ -3,9 +3,13 @@
 use std::sync::Arc;
 
 use burn_ranks::{BufferLength, InvalidSetting, RanksError};
+use burn_update::UpdateError;
 use thiserror::Error;
 
-use crate::{ConfigError, RecordError, ZeroOptimizerError};
+use crate::{ConfigError, RecordError, ShardingError};
+
+/// The name of a reduction in an update's errors.
+pub(crate) const REDUCE: &str = "reduce";
 
 /// Errors of ZeRO. The errors of one part of it, which its functions return, become variants of
 /// this by `?`.
@@ -18,7 +22,7 @@ pub enum ZeroError {
 
     /// A model, an optimizer or a backend that cannot be sharded with these settings.
     #[error(transparent)]
-    Optimizer(#[from] ZeroOptimizerError),
+    Sharding(#[from] ShardingError),
 
     /// A configuration that cannot work, of DeepSpeed's JSON for example.
     #[error(transparent)]
@@ -28,7 +32,7 @@ pub enum ZeroError {
     #[error(transparent)]
     Record(Arc<RecordError>),
 
-    /// A Learner, or data, that [`ZeroStrategy`](crate::ZeroStrategy) cannot train with these
+    /// A Learner, or data, that a training loop cannot train with these
     /// ranks: why, and what to do instead.
     #[error("{0}")]
     Strategy(String),
@@ -66,10 +70,26 @@ pub enum ZeroError {
 impl From<RecordError> for ZeroError {
     fn from(error: RecordError) -> Self {
         match error {
-            RecordError::State(error) => Self::Optimizer(error),
+            RecordError::State(error) => Self::Sharding(error),
             RecordError::Group(error) => error,
             error => Self::Record(Arc::new(error)),
         }
+    }
+}
+
+/// A fault of the group stays one, so that the rank that failed is named.
+impl From<ZeroError> for UpdateError {
+    fn from(error: ZeroError) -> Self {
+        match error {
+            ZeroError::Ranks(error) => Self::Ranks(error),
+            other => Self::of_part(REDUCE, other),
+        }
+    }
+}
+
+impl From<ShardingError> for UpdateError {
+    fn from(error: ShardingError) -> Self {
+        ZeroError::from(error).into()
     }
 }
 

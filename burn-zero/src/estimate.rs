@@ -9,7 +9,7 @@ use burn_decorator::module::for_each_float;
 use burn_decorator::repeated_block;
 use serde::{Deserialize, Serialize};
 
-use crate::optimizer::{Parameters, Statistics};
+use crate::update::{Parameters, Statistics};
 use crate::{Memory, Stage, ZeroConfig};
 
 /// What a model and its optimizer need for each element, before anything is sharded.

@@ -12,7 +12,6 @@
 //! | shard | the elements that a rank owns: of a bucket, of a parameter, of the model |
 //! | partition | [`Partition`]: who owns what, `Flat` (equal cuts through parameters) or `Whole` (whole parameters) |
 //! | gradient reducer | fills buckets with the gradients of backward and submits them to the communication thread |
-//! | rank context | what [`ZeroStrategy`] stores on a rank's thread for the optimizer: group, device, request |
 //! | sampler | [`DistributedSampler`]: an order of all data for each epoch, of which each rank takes its part |
 //! | step status | what ranks exchange after a step: batches left, learning rate, interruption |
 //! | memory tracker | counts the bytes of gradients that a rank holds |
@@ -37,16 +36,14 @@
 //! # Sharded training
 //!
 //! [`ReduceOverRanks`] makes a `burn_update::Update` one over ranks: its clipping and its optimizer
-//! run on this rank's shard. [`ZeroOptimizer`] does so with one of Burn's optimizers by itself, for
-//! a loop that takes an `Optimizer`. [`ZeroSettings`] selects what is sharded. Two lines change in a
+//! run on this rank's shard. [`ZeroSettings`] selects what is sharded. Two lines change in a
 //! training program: the backend, `Sharded<Autodiff<..>>` (stage 2, [`Memory::Host`] and
-//! [`with_seed`](ZeroOptimizer::with_seed) need it), and the optimizer.
+//! [`with_seed`](RankReduction::with_seed) need it), and the optimizer.
 //!
 //! # Training in the Learner
 //!
 //! `update.strategy()` of an update with
-//! [`reduce_in_learner`](ReduceOverRanks::reduce_in_learner), or [`ZeroStrategy`] for a
-//! `ZeroOptimizer`, is a strategy for `SupervisedTraining::with_training_strategy`: ranks are
+//! [`reduce_in_learner`](ReduceOverRanks::reduce_in_learner) is a strategy for `SupervisedTraining::with_training_strategy`: ranks are
 //! threads of the program, or one process each. With one rank it is Burn's training bit for bit.
 //! With several, validation is shared, and rank 0 computes all metrics and writes Burn's ordinary
 //! records, from which any number of ranks, or Burn alone, resumes. See `docs/zero.md`.
@@ -74,14 +71,14 @@
 //!           reducer       one small collective: which gradients exist, and which are non-finite, on any rank
 //!                              |
 //!                              v
-//! step      GradScaler    reads this rank's shards, unscaled, and asks all ranks: all skip, or none
-//!           MultiSteps    adds shards up (windows of tokens: with the items of all ranks)
-//!           ZeroOptimizer the wrapped optimizer steps on the shards; all_gather makes parameters of them
+//! step      scale         reads this rank's shards, unscaled, and asks all ranks: all skip, or none
+//!           accumulate    adds shards up (windows of tokens: with the items of all ranks)
+//!           reduce        clip and optimizer step on the shards; all_gather makes parameters of them
 //! ```
 //!
 //! In stages 0 and 1 the hook passes the gradient on, and backward waits for no other rank. The
 //! reduction happens in the step, once a window. Without accumulation all stages give the same bits
-//! if gradients are sent in f32; with it stages 2 and 3 add up in another order. Loss scaler and
+//! if gradients are sent in f32; with it stages 2 and 3 add up in another order. Loss scale and
 //! accumulation combine over all ranks which gradients are non-finite, and then decide whether to
 //! skip.
 //!
@@ -92,8 +89,8 @@
 //!
 //! [`record`] saves the state of all ranks ([`save_sharded`]) and loads it at any number of ranks
 //! ([`load_sharded`]); [`consolidate`] writes the model of a record into one ordinary file. A
-//! [`Recorder`] saves and loads a whole training in one call: the model, the optimizer with all its
-//! layers, the scheduler.
+//! [`Recorder`] saves and loads a whole training in one call: the model, the update with all its
+//! parts, the scheduler.
 //!
 //! # Configuration
 //!
@@ -107,7 +104,7 @@
 //! [`OffloadedAdamW`] is AdamW with its state in host memory, for models whose Adam state does not
 //! fit the device. With Adam an element of an f32 parameter takes 16 bytes on the device: itself,
 //! its gradient and two moments. Offloaded it takes 4 to 8 on the device and 12 to 16 on the host,
-//! for the master, the moments and the gradient. One rank is enough; inside a [`ZeroOptimizer`]
+//! for the master, the moments and the gradient. One rank is enough; in an update over ranks
 //! each rank's host holds that rank's shard. [`HostAdamW`] is its arithmetic, on slices, and
 //! [`PlacedAdamW`] is this optimizer or Burn's AdamW, by a setting.
 //!
@@ -140,7 +137,7 @@
 //!
 //! The device then holds at most three buckets of gradients, and an element of an f32 parameter
 //! takes 4 bytes there and 16 on the host: from the second backward pass on, or from the first
-//! after [`OffloadedAdamW::prepare`]. Loss scaler, accumulation and clipping compute on gradients
+//! after [`OffloadedAdamW::prepare`]. Loss scale, accumulation and clipping compute on gradients
 //! in host memory ([`WithHost`]). Parameters can be in host memory too, between their uses:
 //! [`offload_parameters()`]. `docs/zero.md` has the cases of other backends and of several ranks
 //! ([`Memory::Host`]).
@@ -152,7 +149,7 @@ mod estimate;
 mod host;
 mod module;
 mod offload;
-mod optimizer;
+
 mod parameters;
 mod read_on_use;
 pub mod record;
@@ -161,9 +158,9 @@ mod reduce;
 mod settings;
 mod stack;
 mod state;
-mod strategy;
 mod tensor_file;
 mod trace;
+mod update;
 
 pub use backend::{
     GradientPart, HostTensor, OfRank, PlacedTensor, Sharded, ShardedGradients, WithHost,
@@ -189,23 +186,21 @@ pub use offload::{
     AdamWState, Gradients, HostAdamW, HostAdamWConfig, OffloadConfig, OffloadRecord,
     OffloadedAdamW, ParamsOut, PlacedAdamW,
 };
-pub use optimizer::{
-    ParameterShards, RankReduction, ReduceOverRanks, ZeroOptimizer, ZeroOptimizerError,
-    shard_parameters,
-};
 pub use parameters::offload_parameters;
 pub use read_on_use::read_on_use;
 pub use record::{RecordError, consolidate, consolidate_as, load_sharded, save_sharded};
 pub use recorder::{Recorder, Training};
 pub use settings::{Memory, Stage, ZeroSettings};
-pub use strategy::ZeroStrategy;
 pub use tensor_file::TensorFile;
+pub use update::{
+    ParameterShards, RankReduction, ReduceOverRanks, ShardingError, shard_parameters,
+};
 
 /// Types of modules and records, public because Burn's traits require it; programs need not name
 /// them.
 pub mod parts {
     pub use crate::offload::{EntryItem, PlacedRecord, StateItem};
-    pub use crate::optimizer::{ParameterShard, ShardOptimizer};
+    pub use crate::update::ParameterShard;
 }
 
 /// Panics with the error, where the signature of a trait allows no other failure.

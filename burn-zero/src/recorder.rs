@@ -21,7 +21,6 @@ use parking_lot::Mutex;
 use crate::backend::attach;
 use crate::host::not_read;
 use crate::module::{replace_tensors, transposed_in_stores};
-use crate::optimizer::{Parameters, Statistics};
 use crate::parameters::{NewValue, ParameterStore, Shard, own_shards};
 use crate::record::{
     Entry, Keep, MODEL, RecordError, Saved, ShardedRecord, TensorSlice, TensorSpec, TrainingState,
@@ -29,16 +28,16 @@ use crate::record::{
 };
 use crate::reduce::{GradientReducer, Layout};
 use crate::state::{self, Item, StateTensor, from_file, in_file, refuse, to_file};
+use crate::update::{Parameters, Statistics};
 use burn_decorator::module::{AnyTensor, for_each_float, for_each_tensor};
 
-/// A training: a model, its optimizer with all layers around it, and its learning-rate scheduler
-/// (or a number, for a constant rate).
+/// A training: a model, its update over ranks, and its learning-rate scheduler (or a number, for a
+/// constant rate).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Training<M, O, S> {
     /// The model.
     pub model: M,
-    /// The outermost optimizer, such as a loss scaler's around an accumulation's around the
-    /// [`ZeroOptimizer`](crate::ZeroOptimizer).
+    /// The update.
     pub optimizer: O,
     /// The scheduler.
     pub scheduler: S,
@@ -55,9 +54,8 @@ impl<M, O, S> Training<M, O, S> {
     }
 }
 
-/// Saves and loads trainings whose optimizer contains a [`ZeroOptimizer`](crate::ZeroOptimizer).
-/// Made by [`ZeroOptimizer::recorder`](crate::ZeroOptimizer::recorder) before that optimizer moves
-/// into its layers.
+/// Saves and loads trainings whose update reduces over ranks. Made by
+/// [`RankReduction::recorder`](crate::RankReduction::recorder) after the model was prepared.
 ///
 /// One record holds
 ///
@@ -74,13 +72,14 @@ impl<M, O, S> Training<M, O, S> {
 /// save after an update. No backend of Burn 0.21 exposes its generator's state: a loop that draws
 /// from the generator puts a seed into [`user`](crate::record::TrainingState::user), and seeds each
 /// rank's generator with that seed and the rank when it saves and after it has loaded. Ranks that
-/// draw [numbers of their own](crate::ZeroOptimizer::with_seed) all take the same seed.
+/// draw [numbers of their own](crate::RankReduction::with_seed) all take the same seed.
 ///
 /// ```
 /// use std::sync::Arc;
-/// use burn::{backend::Autodiff, nn, optim::{AdamWConfig, GradientsParams, Optimizer}, prelude::*};
+/// use burn::{backend::Autodiff, nn, optim::AdamWConfig, prelude::*};
+/// use burn_update::{Update, UpdateError};
 /// use burn_zero::record::Keep;
-/// use burn_zero::{GroupOptions, Recorder, Sharded, ZeroSettings, Stage, ThreadGroup, Training, ZeroOptimizer};
+/// use burn_zero::{GroupOptions, RankReduction, ReduceOverRanks, Sharded, Stage, ThreadGroup, Training, ZeroSettings};
 ///
 /// type B = Sharded<Autodiff<burn_flex::Flex>>;
 ///
@@ -90,23 +89,22 @@ impl<M, O, S> Training<M, O, S> {
 /// for (ranks, steps) in [(2, 2), (3, 3)] {
 ///     let trained = ThreadGroup::spawn(ranks, GroupOptions::default(), |group| {
 ///         let device = Default::default();
-///         let adam = AdamWConfig::new().init();
-///         let mut optimizer = ZeroOptimizer::new(adam, Arc::new(group), ZeroSettings::stage(Stage::Gradients))?;
-///         let model: nn::Linear<B> = optimizer.prepare(nn::LinearConfig::new(4, 3).init(&device))?;
-///         let recorder = optimizer.recorder()?;
+///         let reduction = RankReduction::new(ZeroSettings::stage(Stage::Gradients), Arc::new(group))?;
+///         let mut update = Update::new(AdamWConfig::new().init()).reduce_by(&reduction)?;
+///         let model: nn::Linear<B> = update.prepare(nn::LinearConfig::new(4, 3).init(&device))?;
+///         let recorder = reduction.recorder()?;
 ///
-///         // .. here the layers go around the optimizer ..
-///         let training = Training { model, optimizer, scheduler: 1e-2 };
+///         let training = Training { model, optimizer: update, scheduler: 1e-2 };
 ///         let (mut training, found) = recorder.load(dir, None, training)?;
 ///         let mut state = found.unwrap_or_default();
 ///         for _ in 0..steps {
 ///             let loss = training.model.forward(Tensor::<B, 2>::ones([8, 4], &device)).mean();
-///             let gradients = GradientsParams::from_grads(loss.backward(), &training.model);
-///             training.model = training.optimizer.step(training.scheduler, training.model, gradients);
+///             let gradients = training.optimizer.backward(&training.model, loss);
+///             training.model = training.optimizer.step(training.scheduler, training.model, gradients)?;
 ///             state.step += 1;
 ///         }
 ///         recorder.save(dir, training.by_ref(), state.clone(), Keep::default())?;
-///         Ok::<_, burn_zero::RecordError>(state.step)
+///         Ok::<_, Box<dyn std::error::Error + Send + Sync>>(state.step)
 ///     })?;
 ///     assert_eq!(*trained[0].as_ref().unwrap(), if ranks == 2 { 2 } else { 5 });
 /// }
@@ -117,7 +115,7 @@ impl<M, O, S> Training<M, O, S> {
 /// DeepSpeed's universal checkpoints.
 #[derive(Clone, Debug)]
 pub struct Recorder {
-    /// Weak, so that a recorder does not keep the group of a dropped optimizer alive.
+    /// Weak, so that a recorder does not keep the group of a dropped update alive.
     optimizer: Weak<Mutex<Prepared>>,
 }
 
@@ -144,7 +142,7 @@ impl Recorder {
             let prepared = optimizer.lock().clone();
             Some((prepared.reducer.clone()?, prepared))
         });
-        Ok(found.ok_or_else(|| refuse("the ZeroOptimizer of this recorder was dropped"))?)
+        Ok(found.ok_or_else(|| refuse("the update of this recorder was dropped"))?)
     }
 
     /// Saves a training as one record in `dir`, as [`save_sharded`] does. Collective: all ranks
@@ -158,14 +156,14 @@ impl Recorder {
     /// shard of the optimizer's state at the peak, once while it is written; the model is read from
     /// the device tensor by tensor, at stage 3 of several ranks from this rank's shards. Running
     /// statistics, such as BatchNorm's, become those of rank 0 on all ranks
-    /// ([`share_statistics`](crate::ZeroOptimizer::share_statistics)).
+    /// ([`share_statistics`](crate::RankReduction::share_statistics)).
     ///
     /// # Errors
     ///
     /// On all ranks if on one: [`RecordError::State`] if a layer keeps state that cannot be split,
     /// such as an incomplete window, or with
-    /// [`ZeroOptimizerError::OtherModel`](crate::ZeroOptimizerError::OtherModel), or with
-    /// [`ZeroOptimizerError::StateDtype`](crate::ZeroOptimizerError::StateDtype) for state of
+    /// [`ShardingError::OtherModel`](crate::ShardingError::OtherModel), or with
+    /// [`ShardingError::StateDtype`](crate::ShardingError::StateDtype) for state of
     /// parameters that are not of the device's default float type; [`RecordError::Scheduler`] if
     /// the scheduler's state has a number that is not finite; [`RecordError::RanksDiffer`] if ranks
     /// are not at the same step; those of [`save_sharded`].
@@ -261,7 +259,7 @@ impl Recorder {
 
     /// Loads the last record in `dir`, or that of `step`, into a training constructed like the
     /// saved one: bit for bit what was saved, at any number of ranks and any stage. Collective; the
-    /// optimizer must be [prepared](crate::ZeroOptimizer::prepare). Returns the training and the
+    /// model must be [prepared](burn_update::Update::prepare). Returns the training and the
     /// saved state, or the unchanged training and `None` if there is no record and `step` is
     /// `None`.
     ///
@@ -273,7 +271,7 @@ impl Recorder {
     ///
     /// On all ranks if on one: [`RecordError::OtherModel`] for a record of another model,
     /// [`RecordError::State`] for one of another optimizer, or with
-    /// [`ZeroOptimizerError::StateDtype`](crate::ZeroOptimizerError::StateDtype),
+    /// [`ShardingError::StateDtype`](crate::ShardingError::StateDtype),
     /// [`RecordError::Scheduler`] for one of another scheduler; those of
     /// [`load_sharded`](crate::load_sharded). A record that exists and cannot be read is an error.
     #[allow(
@@ -323,7 +321,15 @@ impl Recorder {
                 };
                 Ok::<_, RecordError>(Some(record.read_ranges(saved, ranges)?))
             })?;
-            let of_optimizer = state::to_record::<B, _>(tree, &device)?;
+            let of_optimizer = state::to_record::<B, _>(tree, &device);
+            let of_optimizer = of_optimizer.map_err(|error| {
+                let is_of_update = state::has_update(&state.optimizer);
+                if is_of_update {
+                    error
+                } else {
+                    refuse(NO_UPDATE)
+                }
+            })?;
             training.optimizer = training.optimizer.load_record(of_optimizer);
             let loaded_dtype = state::loaded_dtype::<B::InnerBackend>(&device);
             let mut specs = layout.parameters().iter();
@@ -366,6 +372,11 @@ fn device_of<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> B::Device {
     model.devices().into_iter().next().unwrap_or_default()
 }
 
+/// Why the state of an optimizer that was no update is refused.
+const NO_UPDATE: &str = "the record is of an optimizer that was no `Update`, such as the former `ZeroOptimizer` with its wrappers: its weights can be \
+                         used, `consolidate` makes one file of them that a model loads, from which an update starts with a new state; to keep the \
+                         state, end the training with the version that began it";
+
 fn of_scheduler(reason: String) -> RecordError {
     RecordError::Scheduler { reason }
 }
@@ -383,7 +394,7 @@ struct ModelTensor<B: Backend> {
 ///
 /// # Errors
 ///
-/// [`ZeroOptimizerError::State`](crate::ZeroOptimizerError::State).
+/// [`ShardingError::State`](crate::ShardingError::State).
 fn model_tensors<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: &M,
     parameters: &Parameters,

@@ -29,10 +29,10 @@ use ciborium::Value;
 use serde::Serialize;
 use serde_json::Value as Json;
 
-use crate::ZeroOptimizerError;
-use crate::optimizer::shard_id;
+use crate::ShardingError;
 use crate::record::{Dtype, TensorSpec};
 use crate::reduce::{Layout, ParameterSpec};
+use crate::update::shard_id;
 
 /// A record as Burn serializes it.
 pub(crate) type Item<R, B> = <R as Record<B>>::Item<FullPrecisionSettings>;
@@ -76,12 +76,12 @@ pub(crate) type Tensors = Vec<(StateTensor, Vec<u8>)>;
 ///
 /// # Errors
 ///
-/// [`ZeroOptimizerError::State`].
+/// [`ShardingError::State`].
 pub(crate) fn split<B: Backend, R: Record<B>>(
     record: R,
     layout: &Layout,
     ids: &StateIds,
-) -> Result<(Json, Tensors), ZeroOptimizerError> {
+) -> Result<(Json, Tensors), ShardingError> {
     let item: Item<R, B> = record.into_item();
     let tree = Value::serialized(&item).map_err(refuse)?;
     drop(item);
@@ -135,8 +135,8 @@ pub(crate) fn split<B: Backend, R: Record<B>>(
 ///
 /// # Errors
 ///
-/// [`ZeroOptimizerError::State`], and those of `load`.
-pub(crate) fn join<E: From<ZeroOptimizerError>>(
+/// [`ShardingError::State`], and those of `load`.
+pub(crate) fn join<E: From<ShardingError>>(
     tree: &Json,
     layout: &Layout,
     ids: &StateIds,
@@ -198,14 +198,26 @@ pub(crate) fn join<E: From<ZeroOptimizerError>>(
 ///
 /// # Errors
 ///
-/// [`ZeroOptimizerError::State`].
+/// [`ShardingError::State`].
 pub(crate) fn to_record<B: Backend, R: Record<B>>(
     tree: impl Borrow<Value>,
     device: &B::Device,
-) -> Result<R, ZeroOptimizerError> {
+) -> Result<R, ShardingError> {
     let item: Item<R, B> = tree.borrow().deserialized().map_err(refuse)?;
     drop(tree);
     Ok(R::from_item(item, device))
+}
+
+/// Whether a tree has the record of a [`burn_update::Update`] in it.
+pub(crate) fn has_update(tree: &Json) -> bool {
+    match tree {
+        Json::Object(fields) => {
+            let has_parts = fields.get("parts").is_some_and(Json::is_object);
+            has_parts || fields.values().any(has_update)
+        }
+        Json::Array(values) => values.iter().any(has_update),
+        _ => false,
+    }
 }
 
 /// The float type in which Burn loads the tensors of a record. It saves them in f32.
@@ -220,12 +232,12 @@ pub(crate) fn loaded_dtype<B: Backend>(device: &B::Device) -> DType {
 ///
 /// # Errors
 ///
-/// [`ZeroOptimizerError::StateDtype`].
+/// [`ShardingError::StateDtype`].
 pub(crate) fn check_types(
     tensors: &Tensors,
     layout: &Layout,
     loaded: DType,
-) -> Result<(), ZeroOptimizerError> {
+) -> Result<(), ShardingError> {
     let tensors = || tensors.iter().map(|(tensor, _)| tensor);
     let with_master: HashSet<_> = tensors()
         .filter(|tensor| is_master(&tensor.spec.name))
@@ -243,7 +255,7 @@ pub(crate) fn check_types(
         };
         if is_float && *dtype != kept && !with_master.contains(&tensor.parameter) {
             let (path, dtype) = (path.clone(), *dtype);
-            return Err(ZeroOptimizerError::StateDtype { path, dtype, kept });
+            return Err(ShardingError::StateDtype { path, dtype, kept });
         }
     }
     Ok(())
@@ -269,7 +281,7 @@ struct Walk<K, T> {
 impl<K, T> Walk<K, T> {
     fn value<E>(&mut self, value: Value, of: Option<usize>) -> Result<Option<Value>, E>
     where
-        E: From<ZeroOptimizerError>,
+        E: From<ShardingError>,
         K: FnMut(&str, Option<usize>) -> Result<Option<(String, Option<usize>)>, E>,
         T: FnMut(&[String], usize, Fields) -> Result<Option<Value>, E>,
     {
@@ -383,7 +395,7 @@ fn at_place(
     parameter: usize,
     dtype: DType,
     layout: &Layout,
-) -> Result<StateTensor, ZeroOptimizerError> {
+) -> Result<StateTensor, ShardingError> {
     let name = format!("optimizer/{}", name_at(place));
     let shape = layout.parameters()[parameter].shape.clone();
     Ok(StateTensor {
@@ -410,8 +422,8 @@ pub(crate) fn cut(bytes: Vec<u8>, ranges: &[Range<usize>], tensor: &TensorSpec) 
 ///
 /// # Errors
 ///
-/// [`ZeroOptimizerError::State`] for quantized tensors and others that safetensors has no type for.
-pub(crate) fn in_file(name: &str, dtype: DType) -> Result<Dtype, ZeroOptimizerError> {
+/// [`ShardingError::State`] for quantized tensors and others that safetensors has no type for.
+pub(crate) fn in_file(name: &str, dtype: DType) -> Result<Dtype, ShardingError> {
     Ok(match dtype {
         DType::F64 => Dtype::F64,
         DType::F32 => Dtype::F32,
@@ -457,8 +469,8 @@ pub(crate) fn from_file(bytes: Vec<u8>, shape: Vec<usize>, dtype: DType) -> Tens
     TensorData::from_bytes_vec(bytes, shape, on_host(dtype))
 }
 
-pub(crate) fn refuse(reason: impl ToString) -> ZeroOptimizerError {
-    ZeroOptimizerError::State {
+pub(crate) fn refuse(reason: impl ToString) -> ShardingError {
+    ShardingError::State {
         reason: reason.to_string(),
     }
 }

@@ -13,7 +13,7 @@ use burn::module::{AutodiffModule, Module, ModuleMapper, Param};
 use burn::optim::{GradientsParams, MultiGradientsParams, Optimizer, SgdConfig};
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
-use burn_accum::{AccumConfig, MultiSteps};
+use burn_accum::AccumConfig;
 use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
 use burn_flex::Flex;
 use burn_update::{Update, UpdateError};
@@ -212,14 +212,20 @@ where
     weights(&model)
 }
 
+fn in_windows<B: AutodiffBackend>(windows: AccumConfig) -> Update<Model<B>, B>
+where
+    Model<B>: AutodiffModule<B>,
+{
+    Update::new(on_host()).accumulate(windows).unwrap()
+}
+
 #[test]
 fn micro_batches_are_added_up_on_the_host_to_the_same_bits() {
     let _turn = turn();
     for window in [1, 2, 4] {
         let windows = AccumConfig::mean(window);
-        let multi_steps = || MultiSteps::new(on_host(), windows).unwrap();
-        let plain = accumulate::<Plain, _>(multi_steps());
-        assert_eq!(plain, accumulate::<B, _>(multi_steps()), "{window}");
+        let plain = accumulate::<Plain, _>(in_windows(windows));
+        assert_eq!(plain, accumulate::<B, _>(in_windows(windows)), "{window}");
         for stage in Stage::WITH_WHOLE_PARAMETERS {
             for memory in [Memory::Device, Memory::Host] {
                 let group = Arc::new(SingleRank::new());
@@ -232,7 +238,7 @@ fn micro_batches_are_added_up_on_the_host_to_the_same_bits() {
     }
 
     // Nothing but the update goes over the bus.
-    let mut optimizer = MultiSteps::new(on_host(), AccumConfig::mean(2)).unwrap();
+    let mut optimizer = in_windows(AccumConfig::mean(2));
     let mut model = model::<B>();
     for index in 0..8 {
         let gradients = loss(&model, index).backward();
@@ -259,7 +265,8 @@ fn a_scaler_sees_gradients_that_are_on_the_host() {
             ..Default::default()
         };
         let scaler = GradScaler::new(config).unwrap();
-        let mut optimizer = scaler.wrap(on_host());
+        let update = Update::<Model<B>, B>::new(on_host());
+        let mut optimizer = update.scale(scaler.clone()).unwrap();
         let mut model = model::<B>();
         for index in 0..6 {
             let mut loss = loss(&model, index);

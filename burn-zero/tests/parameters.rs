@@ -19,8 +19,8 @@ use burn_update::{Update, UpdateError};
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
     HostAdamWConfig, Memory, ModelStates, OffloadConfig, OffloadedAdamW, RankReduction,
-    ReduceOverRanks, Sharded, SingleRank, Stage, ThreadGroup, Training, ZeroConfig, ZeroError,
-    ZeroOptimizerError, ZeroSettings, estimate, offload_parameters,
+    ReduceOverRanks, Sharded, ShardingError, SingleRank, Stage, ThreadGroup, Training, ZeroConfig,
+    ZeroError, ZeroSettings, estimate, offload_parameters,
 };
 use layers::{Layers as Model, layers};
 use probe::{Event, Probe, Upload, growth_bytes, moved, take_events, take_uploads};
@@ -376,10 +376,7 @@ fn a_backend_without_remat_is_refused_and_says_so() {
     let _turn = turn();
     let refused = offload_parameters::<Plain, _>(layers(1, 4, 0.2));
     let error = refused.expect_err("nothing uploads at each use");
-    assert!(
-        matches!(error, ZeroOptimizerError::NoRemat { .. }),
-        "{error}"
-    );
+    assert!(matches!(error, ShardingError::NoRemat { .. }), "{error}");
     assert!(error.to_string().contains("Autodiff<Remat<..>>"), "{error}");
     let settings = ZeroSettings {
         parameters: Memory::Host,
@@ -393,9 +390,9 @@ fn a_backend_without_remat_is_refused_and_says_so() {
     let error = refused.expect_err("nothing uploads at each use");
     assert_eq!(Some(&ZeroError::from(error_of())), error.cause());
 
-    fn error_of() -> ZeroOptimizerError {
+    fn error_of() -> ShardingError {
         let backend = Plain::name(&Default::default());
-        ZeroOptimizerError::NoRemat { backend }
+        ShardingError::NoRemat { backend }
     }
 }
 

@@ -19,8 +19,8 @@ use burn_flex::Flex;
 use burn_update::{Update, UpdateError};
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
-    ProcessGroup, RankReduction, RecordError, ReduceOverRanks, SingleRank, Stage, Training,
-    ZeroOptimizerError,
+    ProcessGroup, RankReduction, RecordError, ReduceOverRanks, ShardingError, SingleRank, Stage,
+    Training,
 };
 
 use support::*;
@@ -206,7 +206,7 @@ fn the_backend_must_be_able_to() {
     assert!(
         matches!(
             &error,
-            Some(ZeroOptimizerError::NotSharded { what, .. })
+            Some(ShardingError::NotSharded { what, .. })
                 if what.contains("with_seed")
         ),
         "{error:?}"

@@ -16,7 +16,7 @@ use crate::{InvalidSetting, RanksError};
 /// and the traffic of a rank do not depend on values, so one rank represents all. Where ranks
 /// compare values, the others have this rank's. Values received from them have no meaning: they are
 /// this rank's own or zeros. So it is not for programs in which one rank leads the others, such as
-/// burn-zero's `ZeroStrategy`.
+/// burn-update's `UpdateStrategy`.
 ///
 /// ```
 /// use burn_ranks::{ProcessGroup, ReduceOp, SimulatedRank};

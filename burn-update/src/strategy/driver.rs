@@ -17,7 +17,7 @@ use crate::UpdateError;
 /// value for a training, which makes one [`RankDriver`] for each rank.
 ///
 /// `update.strategy()` has that of an [`Update`](crate::Update). burn-accum's
-/// `AccumulatingStrategy` and burn-zero's `ZeroStrategy` have those of their wrappers.
+/// `AccumulatingStrategy` has that of its wrapper.
 pub trait Driver<LC: LearningComponentsTypes>: Send + Sync {
     /// Checks what `SupervisedTraining` was given, before anything is started.
     ///

@@ -97,8 +97,8 @@ fn warn(part: GradientPart) {
     WARNED.call_once(|| {
         burn_decorator::warn_user!(
             "a gradient is read outside of the update, where it is {part}: a norm or a sum of gradients differs from rank to rank. \
-             `ZeroOptimizer::global_norm(&model, &gradients)`, called on all ranks, is the norm over all of them. To clip by it, put \
-             burn-accum's `ClipGlobalNorm` into the ZeroOptimizer and give it the norm by `with_norm`"
+             `RankReduction::global_norm(&model, &gradients)`, called on all ranks, is the norm over all of them. To clip by it, clip in the \
+             update: `Update::new(optimizer).clip_norm(1.0)?.reduce(settings, group)?`"
         );
     });
 }

@@ -20,8 +20,8 @@ use crate::reduce::GradientReducer;
 /// A backend whose gradients are reduced, or copied to the host, during backward:
 /// `Sharded<Autodiff<Cuda>>`.
 ///
-/// It passes every operation to the inner backend. It only hooks leaves that are parameters of a
-/// [`ZeroOptimizer`](crate::ZeroOptimizer) of this thread that has several ranks or gradients in
+/// It passes every operation to the inner backend. It only hooks leaves that are parameters of an
+/// [update over ranks](crate::ReduceOverRanks) of this thread that has several ranks or gradients in
 /// host memory, or of an [`OffloadedAdamW`](crate::OffloadedAdamW). Put it directly outside of
 /// `Autodiff`, and inside of autocast: `Autocast<Sharded<Autodiff<Cuda>>>`. Its inner backend, the
 /// one of `valid()`, is [`WithHost<Cuda>`](crate::WithHost).
@@ -55,7 +55,7 @@ impl<A: TapeBackend> Backend for Sharded<A> {
 ///
 /// With [`Memory::Host`](crate::Memory::Host) the shard is in host memory, as are the whole
 /// gradients of stages 0 and 1, and those of an [`OffloadedAdamW`](crate::OffloadedAdamW) outside
-/// of a [`ZeroOptimizer`](crate::ZeroOptimizer).
+/// of a [reduction](crate::ReduceOverRanks).
 pub struct ShardedGradients<A: TapeBackend> {
     inner: A::Gradients,
     /// By node, of parameters whose gradients left or were replaced; `None` for one that has no

@@ -224,7 +224,7 @@ const SECTIONS: &[SectionKeys] = &[
             Line::new(
                 Ignored,
                 &["managed_gradient_accumulation"],
-                "burn_accum::MultiSteps accumulates",
+                "burn-accum's `accumulate` part does it",
             ),
             Line::new(
                 Ignored,

@@ -110,7 +110,7 @@ impl ZeroConfig {
     /// another one: [`ZeroSettings::DEFAULT_STAGE`].
     pub const DEFAULT_STAGE: Stage = Stage::DataParallel;
 
-    /// The settings for a [`ZeroOptimizer`](crate::ZeroOptimizer). Gradients are averaged over
+    /// The settings for a [reduction](crate::ReduceOverRanks). Gradients are averaged over
     /// ranks, as in DeepSpeed; parameters are cut at any element: see [`ZeroSettings::partition`]
     /// for optimizers that need the other partition.
     ///

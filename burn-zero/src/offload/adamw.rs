@@ -26,13 +26,13 @@ use super::parameters::{HostLink, StepParameter};
 use super::{HostAdamWConfig, OffloadConfig, not_negative};
 use crate::host::{exchanged, is_finite, not_read};
 use crate::state::refuse;
-use crate::{ZeroError, ZeroOptimizerError, raise};
+use crate::{ShardingError, ZeroError, raise};
 
 /// AdamW whose moments and f32 master parameters live in host memory and are updated there
 /// (ZeRO-Offload, Ren et al., arXiv 2101.06840; DeepSpeed's `offload_optimizer`).
 ///
-/// An `Optimizer` of Burn for any module on any autodiff backend, alone or inside of a
-/// [`ZeroOptimizer`](crate::ZeroOptimizer), where each rank's host holds that rank's shard.
+/// An `Optimizer` of Burn for any module on any autodiff backend, alone or in an
+/// [update over ranks](crate::ReduceOverRanks), where each rank's host holds that rank's shard.
 /// Gradients are downloaded and parameters uploaded in their own types: f32, bf16 or f16. Results
 /// are those of [`HostAdamW`](crate::HostAdamW), which are PyTorch's up to f32 rounding.
 ///
@@ -75,8 +75,8 @@ use crate::{ZeroError, ZeroOptimizerError, raise};
 /// # Panics
 ///
 /// A step panics with the message of a [`ZeroError`]:
-/// [`UnsupportedDtype`](ZeroOptimizerError::UnsupportedDtype),
-/// [`OtherModel`](ZeroOptimizerError::OtherModel), [`InvalidSetting`](ZeroError::InvalidSetting)
+/// [`UnsupportedDtype`](ShardingError::UnsupportedDtype),
+/// [`OtherModel`](ShardingError::OtherModel), [`InvalidSetting`](ZeroError::InvalidSetting)
 /// for a learning rate that is negative or not finite, before anything has changed; and if the host
 /// has no memory for a parameter's state, with the parameter's path. Loading a record of AMSGrad
 /// panics too.
@@ -88,7 +88,7 @@ use crate::{ZeroError, ZeroOptimizerError, raise};
 /// gradients, and during a step three parameters in transfer (one downloaded, one updated, one
 /// uploaded); on other backends all gradients until the step. Backward downloads each gradient, a
 /// step uploads each parameter, and the first step also downloads each; the update of a parameter
-/// overlaps with the transfers of its neighbours. Inside a [`ZeroOptimizer`](crate::ZeroOptimizer)
+/// overlaps with the transfers of its neighbours. In an update over ranks
 /// updated shards stay in host memory, are gathered from there, and are uploaded with those of all
 /// ranks.
 #[derive(Clone)]
@@ -114,9 +114,9 @@ impl OffloadedAdamW {
 
     /// Makes the gradients of a model leave the device in its first backward pass; a step does so
     /// for the model that it returns. To be called on the thread that trains. Has no effect on a
-    /// backend that is not [`Sharded`](crate::Sharded), nor inside a
-    /// [`ZeroOptimizer`](crate::ZeroOptimizer), whose own
-    /// [`prepare`](crate::ZeroOptimizer::prepare) does it.
+    /// backend that is not [`Sharded`](crate::Sharded), nor in an
+    /// [update over ranks](crate::ReduceOverRanks), whose own
+    /// [`prepare`](burn_update::Update::prepare) does it.
     pub fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(&mut self, module: &M) {
         let bucket_elements = self.config.bucket_elements;
         raise(self.link.attach::<B, M>(module, bucket_elements));
@@ -136,11 +136,11 @@ impl OffloadedAdamW {
     /// # Errors
     ///
     /// If a step cannot update this parameter.
-    fn check<I: Backend>(&self, parameter: &StepParameter<I>) -> Result<(), ZeroOptimizerError> {
+    fn check<I: Backend>(&self, parameter: &StepParameter<I>) -> Result<(), ShardingError> {
         let dtype = parameter.value.dtype();
         if exchanged(dtype).is_none() {
             let path = parameter.path.clone();
-            return Err(ZeroOptimizerError::UnsupportedDtype { path, dtype });
+            return Err(ShardingError::UnsupportedDtype { path, dtype });
         }
         let state = self.states.get(&parameter.id);
         let mut shapes = state.into_iter().flat_map(State::shapes);
@@ -209,7 +209,7 @@ impl Download {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::Read`]; [`ZeroOptimizerError::State`], with the path.
+    /// [`ZeroError::Read`]; [`ShardingError::State`], with the path.
     fn step(
         self,
         state: Option<State>,

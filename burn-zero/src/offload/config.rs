@@ -14,7 +14,7 @@ pub struct OffloadConfig {
     pub adamw: HostAdamWConfig,
     /// Approximate elements of gradients that leave the device at once during backward, at least 1
     /// (DeepSpeed's `reduce_bucket_size`). Default 8,388,608. At most three such buckets are in
-    /// transfer. Inside a [`ZeroOptimizer`](crate::ZeroOptimizer)
+    /// transfer. In an [update over ranks](crate::ReduceOverRanks)
     /// [`ZeroSettings::bucket_elements`](crate::ZeroSettings::bucket_elements) is used instead.
     pub bucket_elements: usize,
 }
@@ -120,7 +120,7 @@ impl From<&HostAdamWConfig> for AdamWConfig {
 ///
 /// This is `TryFrom` and not `From` because Burn's AdamW has what there is not on the host:
 /// [`ZeroError::InvalidSetting`] for `amsgrad`, `cautious_weight_decay`, and `grad_clipping`, in
-/// place of which burn-accum's `ClipGlobalNorm` clips by the norm of all gradients. Left out in
+/// place of which burn-accum's `clip_norm` clips by the norm of all gradients. Left out in
 /// silence they would change the training.
 impl TryFrom<AdamWConfig> for HostAdamWConfig {
     type Error = ZeroError;
@@ -148,7 +148,8 @@ impl TryFrom<AdamWConfig> for HostAdamWConfig {
         let cautious = fields.cautious_weight_decay;
         InvalidSetting::unless(!cautious, "cautious_weight_decay", true, "false")?;
         if let Some(clipping) = fields.grad_clipping {
-            let expected = "absent: clip all gradients together, by burn_accum::ClipGlobalNorm";
+            let expected =
+                "absent: clip all gradients together, by burn_accum's `Update::clip_norm`";
             InvalidSetting::unless(false, "grad_clipping", clipping, expected)?;
         }
         Ok(Self {

@@ -3,7 +3,7 @@
 //! `host_adamw` is AdamW's arithmetic, on slices. `adamw` is the optimizer of modules on top of it,
 //! `host_state` a parameter's state and its record. `adamw` uses `parameters`, which reads and
 //! updates the parameters of a module, copies gradients to the host during backward, and passes
-//! shards to a [`ZeroOptimizer`](crate::ZeroOptimizer) around it. `placed` is this optimizer or
+//! shards to a [reduction](crate::ReduceOverRanks) around it. `placed` is this optimizer or
 //! Burn's AdamW, as one type.
 
 mod adamw;

@@ -4,10 +4,10 @@
 //! precision only. Loaded, clamped or averaged weights are another leaf: a parameter whose leaf is
 //! not the one that the optimizer made is downloaded.
 //!
-//! Inside a `ZeroOptimizer` an updated shard stays in host memory: it is sent to the other ranks
-//! and uploaded with theirs. Shards are cut anew in each step, so only the `ZeroOptimizer` knows
-//! their leaves. Layers between the two (clipping, for example) pass nothing on, so [`ShardStep`]
-//! is a thread-local.
+//! In an update over ranks an updated shard stays in host memory: it is sent to the other ranks
+//! and uploaded with theirs. Shards are cut anew in each step, so only the reduction knows
+//! their leaves. Burn's `Optimizer` between the two passes nothing on, so a [`ShardStep`] is
+//! carried by the call of the step.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
@@ -25,15 +25,15 @@ use burn_decorator::gradient::keep_on_host;
 use burn_ranks::SingleRank;
 
 use crate::backend::{attach, leaf_node};
-use crate::optimizer::Parameters;
 use crate::parameters::{NewValue, Residence};
 use crate::reduce::{GradientReducer, Layout};
-use crate::{Memory, ZeroError, ZeroOptimizerError, ZeroSettings};
+use crate::update::Parameters;
+use crate::{Memory, ShardingError, ZeroError, ZeroSettings};
 use burn_decorator::module::for_each_float;
 
 /// A step on the shards of a rank.
 struct ShardStep {
-    /// The shards that have not changed since the wrapped optimizer updated them on the host.
+    /// The shards that have not changed since the optimizer updated them on the host.
     known: HashSet<ParamId>,
     updated: HostShards,
 }
@@ -67,18 +67,14 @@ pub(super) struct StepParameter<I: Backend> {
 impl<I: Backend> StepParameter<I> {
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::OtherModel`] unless `found` is the parameter's shape.
-    pub(super) fn check_shape(
-        &self,
-        what: &str,
-        found: &[usize],
-    ) -> Result<(), ZeroOptimizerError> {
+    /// [`ShardingError::OtherModel`] unless `found` is the parameter's shape.
+    pub(super) fn check_shape(&self, what: &str, found: &[usize]) -> Result<(), ShardingError> {
         let expected = self.value.shape().to_vec();
         if *found == *expected {
             return Ok(());
         }
         let path = &self.path;
-        Err(ZeroOptimizerError::OtherModel(format!(
+        Err(ShardingError::OtherModel(format!(
             "{what} of {path} is {found:?}, but the parameter is {expected:?}: it belongs to another model"
         )))
     }
@@ -90,7 +86,7 @@ pub(super) struct HostLink {
     /// The nodes of the leaves that the optimizer made.
     leaves: HashMap<ParamId, u64>,
     /// Copies gradients to the host during backward. `None` before there is a model, on a backend
-    /// that is not [`Sharded`](crate::Sharded), and inside a `ZeroOptimizer`, which has its own.
+    /// that is not [`Sharded`](crate::Sharded), and in an update over ranks, which has its own.
     reducer: Option<Arc<GradientReducer>>,
 }
 
@@ -111,12 +107,12 @@ impl HostLink {
     ///
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::OtherModel`] for a gradient of another shape.
+    /// [`ShardingError::OtherModel`] for a gradient of another shape.
     pub(super) fn parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
         module: &M,
         mut gradients: GradAdaptor,
-    ) -> Result<Vec<StepParameter<B::InnerBackend>>, ZeroOptimizerError> {
+    ) -> Result<Vec<StepParameter<B::InnerBackend>>, ShardingError> {
         let mut found: Vec<StepParameter<B::InnerBackend>> = Vec::new();
         let trained = Parameters::of::<B, M>(module);
         for_each_float(module, |path, id, tensor: FloatTensor<B>| {
@@ -170,7 +166,7 @@ impl HostLink {
     }
 
     /// From now on the gradients of the module's parameters are copied to the host in this thread's
-    /// backward passes, in buckets of this many elements. Does nothing inside a `ZeroOptimizer`.
+    /// backward passes, in buckets of this many elements. Does nothing in an update over ranks.
     ///
     /// # Errors
     ///
@@ -198,7 +194,7 @@ impl HostLink {
                 };
                 let layout = Layout::new(all.list, 1, 0, &settings)?;
                 let group = Arc::new(SingleRank::new());
-                // A ZeroOptimizer around this optimizer takes the leaves over.
+                // A reduction around this optimizer takes the leaves over.
                 let owner = Weak::new();
                 Arc::new(GradientReducer::new(layout, group, &settings, owner))
             }
@@ -268,7 +264,7 @@ where
 }
 
 /// An updated shard that stays in host memory, as a lazy parameter: it is uploaded only if it is
-/// read before the `ZeroOptimizer` takes it.
+/// read before the reduction takes it.
 fn leave_on_host<B: AutodiffBackend, const D: usize>(
     id: ParamId,
     data: TensorData,

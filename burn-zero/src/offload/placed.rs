@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 
 use super::host_state::{EntryItem, OffloadRecord};
 use super::{HostAdamWConfig, OffloadConfig, OffloadedAdamW};
-use crate::optimizer::ParameterShards;
+use crate::update::ParameterShards;
 use crate::{Memory, ZeroError};
 
 /// AdamW with its state on the device ([`Memory::Device`], Burn's) or in host memory

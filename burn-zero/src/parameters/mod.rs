@@ -19,7 +19,7 @@ use burn_checkpoint::{
 };
 use burn_decorator::{shared, upload};
 
-use crate::ZeroOptimizerError;
+use crate::ShardingError;
 use crate::backend::trained_leaf;
 pub(crate) use parts::Parts;
 pub(crate) use shard::Shard;
@@ -27,7 +27,7 @@ pub(crate) use store::{ParameterStore, own_shards};
 pub(crate) use units::Units;
 
 use crate::host::read;
-use crate::optimizer::Statistics;
+use crate::update::Statistics;
 use burn_decorator::follow_path;
 
 /// The module with its parameters, trained and frozen, in host memory (DeepSpeed's
@@ -39,11 +39,11 @@ use burn_decorator::follow_path;
 /// The backend needs a [`Remat`](burn_checkpoint::Remat) below autodiff: `Autodiff<Remat<Cuda>>`,
 /// or with gradients that leave during backward `Sharded<Autodiff<Remat<Cuda>>>`.
 ///
-/// [`OffloadedAdamW`](crate::OffloadedAdamW) and [`ZeroOptimizer`](crate::ZeroOptimizer) leave a
-/// parameter in host memory if it is there; with
-/// [`ZeroSettings::parameters`](crate::ZeroSettings::parameters) a `ZeroOptimizer` puts it there by
-/// itself. Burn's own optimizers return parameters on the device: put them inside of a
-/// `ZeroOptimizer`. Clones, `valid()` and `fork` share what is in host memory; loading a record
+/// [`OffloadedAdamW`](crate::OffloadedAdamW) and an [update over ranks](crate::ReduceOverRanks) leave
+/// a parameter in host memory if it is there; with
+/// [`ZeroSettings::parameters`](crate::ZeroSettings::parameters) such an update puts it there by
+/// itself. Burn's own optimizers return parameters on the device: reduce their update, over one rank
+/// ([`SingleRank`](crate::SingleRank)) if there is but one. Clones, `valid()` and `fork` share what is in host memory; loading a record
 /// puts the new values there. `param.val()` can be used as before: each operation on it uploads it,
 /// a read takes it from host memory. Running statistics, integers and booleans stay on the device.
 ///
@@ -73,7 +73,7 @@ use burn_decorator::follow_path;
 ///
 /// # Errors
 ///
-/// [`ZeroOptimizerError::NoRemat`] for a backend without [`Remat`](burn_checkpoint::Remat).
+/// [`ShardingError::NoRemat`] for a backend without [`Remat`](burn_checkpoint::Remat).
 ///
 /// # Cost
 ///
@@ -84,7 +84,7 @@ use burn_decorator::follow_path;
 /// not under a `MemoryBudget`.
 pub fn offload_parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
-) -> Result<M, ZeroOptimizerError> {
+) -> Result<M, ShardingError> {
     offloaded::<B, M>(module, None)
 }
 
@@ -93,7 +93,7 @@ pub fn offload_parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
 pub(crate) fn offloaded<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     device: Option<&Device<B>>,
-) -> Result<M, ZeroOptimizerError> {
+) -> Result<M, ShardingError> {
     let order = UploadOrder::new();
     replace_parameters(module, |_, old: &FloatTensor<B>| {
         if is_on_host::<B>(old) {
@@ -104,13 +104,13 @@ pub(crate) fn offloaded<B: AutodiffBackend, M: AutodiffModule<B>>(
     })
 }
 
-pub(crate) fn refused(error: RematError) -> ZeroOptimizerError {
+pub(crate) fn refused(error: RematError) -> ShardingError {
     let backend = match error {
         RematError::NoRemat { backend } => backend,
         // The only error of `delivered`.
         error => error.to_string(),
     };
-    ZeroOptimizerError::NoRemat { backend }
+    ShardingError::NoRemat { backend }
 }
 
 /// The module with other leaves of its parameters, trained and frozen, which `make` returns for a

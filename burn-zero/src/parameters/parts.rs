@@ -66,7 +66,7 @@ impl Parts {
     ///
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::NoRemat`](crate::ZeroOptimizerError::NoRemat).
+    /// [`ShardingError::NoRemat`](crate::ShardingError::NoRemat).
     pub(crate) fn leaf<B: AutodiffBackend>(
         self,
         device: &Device<B>,

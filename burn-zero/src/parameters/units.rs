@@ -16,8 +16,8 @@ use burn_ranks::{BufferDtype, Collectives, HostBuffer, Split};
 use parking_lot::Mutex;
 
 use crate::host::{exchanged, not_read, widened};
-use crate::optimizer::Parameters;
 use crate::reduce::Layout;
+use crate::update::Parameters;
 use crate::{Memory, ZeroError};
 
 /// All elements of a unit's parameters, by parameter.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use burn_ranks::RanksError;
 use thiserror::Error;
 
-use crate::{ZeroError, ZeroOptimizerError};
+use crate::{ShardingError, ZeroError};
 
 /// Errors of sharded records.
 #[derive(Debug, Error)]
@@ -71,7 +71,7 @@ pub enum RecordError {
 
     /// State of a training that cannot be split for a record, or joined from one.
     #[error(transparent)]
-    State(#[from] ZeroOptimizerError),
+    State(#[from] ShardingError),
     /// State of a scheduler that cannot be saved, or that is of another scheduler.
     #[error("state of the scheduler: {reason}")]
     Scheduler {
@@ -115,7 +115,7 @@ impl From<RanksError> for RecordError {
 impl From<ZeroError> for RecordError {
     fn from(error: ZeroError) -> Self {
         match error {
-            ZeroError::Optimizer(error) => Self::State(error),
+            ZeroError::Sharding(error) => Self::State(error),
             ZeroError::Record(error) => {
                 let in_group = |error| Self::Group(ZeroError::Record(error));
                 Arc::try_unwrap(error).unwrap_or_else(in_group)

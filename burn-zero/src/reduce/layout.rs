@@ -139,7 +139,7 @@ impl Layout {
         }
     }
 
-    /// The shape of this rank's shard of a parameter for the wrapped optimizer.
+    /// The shape of this rank's shard of a parameter for the optimizer.
     pub(crate) fn shard_shape(&self, parameter: usize) -> Vec<usize> {
         match self.map.partition() {
             Partition::Flat => vec![self.held(parameter)],

@@ -37,8 +37,8 @@ pub(crate) struct Reduced {
 /// Submits full buckets to the communication thread in the order of a plan, which is the same on
 /// every rank, whatever the order in which backward completes gradients.
 ///
-/// Several reducers may share a group: see [`ZeroOptimizer`](crate::ZeroOptimizer), "What must be
-/// the same on all ranks".
+/// Several reducers may share a group: see [`ReduceOverRanks`](crate::ReduceOverRanks),
+/// "What must be the same on all ranks".
 pub(crate) struct GradientReducer {
     /// Reducers of one thread are numbered in the order in which they were made.
     pub(crate) number: u64,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::optim::{AdamWConfig, SgdConfig};
 use burn::tensor::backend::AutodiffBackend;
-use burn_accum::{AccumConfig, Accumulation, ClipGlobalNorm, ClipNorm, MultiSteps};
+use burn_accum::{AccumConfig, Accumulation, ClipNorm};
 use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
 use burn_update::{Update, UpdateError};
 use burn_zero::{ProcessGroup, ReduceOverRanks, Stage, ZeroSettings};
@@ -142,8 +142,8 @@ fn accumulate(world_size: usize, stage: Stage, poisoned: bool) -> (Vec<Vec<f32>>
 
 #[test]
 fn accumulation_is_that_of_one_rank() {
-    let inner = AdamWConfig::new().init();
-    let plain = train_plain(MultiSteps::new(inner, AccumConfig::mean(4)).unwrap(), 8);
+    let update = Update::new(AdamWConfig::new().init());
+    let plain = train_plain(update.accumulate(AccumConfig::mean(4)).unwrap(), 8);
     for world_size in 2..=4 {
         let zero = accumulate(world_size, Stage::DataParallel, false);
         assert!(distance(&plain, &zero.0) < 2e-5);
@@ -163,9 +163,10 @@ fn a_micro_batch_that_is_bad_on_one_rank_is_dropped_on_all() {
 
 #[test]
 fn clipping_is_by_the_norm_over_all_ranks() {
-    let clip = ClipGlobalNorm::new(AdamWConfig::new().init(), 0.01).unwrap();
+    let clip = ClipNorm::new(0.01).unwrap();
     let norm = clip.norm();
-    let plain = train_plain(clip, STEPS);
+    let update = Update::new(AdamWConfig::new().init()).clip(clip);
+    let plain = train_plain(update.unwrap(), STEPS);
     let expected = norm.last().unwrap();
     for world_size in 1..=4 {
         let train = |stage| {

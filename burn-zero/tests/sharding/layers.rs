@@ -4,7 +4,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor};
-use burn_accum::{AccumConfig, Accumulation, ClipNorm, MultiSteps};
+use burn_accum::{AccumConfig, Accumulation, ClipNorm};
 use burn_amp::{GradScaler, GradScalerConfig};
 use burn_ranks::{BufferDtype, ReduceOp};
 use burn_update::{Update, UpdateError};
@@ -132,15 +132,24 @@ fn refused(optimizer: impl Optimizer<ParameterShards<B>, B> + 'static) -> Option
 
 #[test]
 fn layers_that_belong_outside_are_refused_inside_and_take_no_step() {
-    let adam = || AdamWConfig::new().init();
+    let adam = || Update::<ParameterShards<B>, B>::new(AdamWConfig::new().init());
     let scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
-    let multi = || MultiSteps::new(adam(), AccumConfig::mean(2)).unwrap();
-    let window = multi();
-    let counter = window.updates();
+    let windows = Accumulation::new(AccumConfig::mean(2)).unwrap();
+    let counter = windows.updates();
+    let both = adam().accumulate(AccumConfig::mean(2)).unwrap();
     for (error, expected) in [
-        (refused(window), "accumulates gradients"),
-        (refused(scaler.wrap(adam())), "scales losses"),
-        (refused(scaler.wrap(multi())), "scales losses"),
+        (
+            refused(adam().accumulate(windows).unwrap()),
+            "accumulates gradients",
+        ),
+        (
+            refused(adam().scale(scaler.clone()).unwrap()),
+            "scales losses",
+        ),
+        (
+            refused(both.scale(scaler.clone()).unwrap()),
+            "scales losses",
+        ),
     ] {
         let error = error.expect("it is refused");
         let is_expected =

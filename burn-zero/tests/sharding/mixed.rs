@@ -7,8 +7,9 @@ use burn::optim::{AdamWConfig, GradientsParams, MuonConfig, Optimizer, SgdConfig
 use burn::prelude::*;
 use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
 use burn::tensor::backend::AutodiffBackend;
-use burn_accum::{AccumConfig, MultiSteps};
+use burn_accum::AccumConfig;
 use burn_amp::{Autocast, Bf16};
+use burn_update::Update;
 use burn_zero::{ParameterShards, Partition, ProcessGroup, SingleRank, Stage, ZeroSettings};
 
 use super::support::*;
@@ -108,14 +109,14 @@ fn ranks_are_the_micro_batches_of_one_rank_under_autocast() {
 /// One rank, plain, that accumulates the rows of as many ranks.
 fn micro_batches(ranks: usize) -> Vec<Vec<f32>> {
     type A = Autocast<Plain, Bf16>;
-    let optimizer = AdamWConfig::new().init();
-    let mut optimizer = MultiSteps::new(optimizer, AccumConfig::mean(ranks)).unwrap();
+    let update = Update::new(AdamWConfig::new().init());
+    let mut update = update.accumulate(AccumConfig::mean(ranks)).unwrap();
     let mut model = Net::<A>::new(&Default::default());
     for step in 0..STEPS {
         for rank in 0..ranks {
             let loss = model.loss(batch(step, rank, ranks));
             let gradients = GradientsParams::from_grads(loss.backward(), &model);
-            model = optimizer.step(0.05, model, gradients);
+            model = update.step(0.05, model, gradients).unwrap();
         }
     }
     moved(&parameters(&model))
@@ -174,21 +175,21 @@ fn gradients_from_the_host_are_gradients() {
 #[test]
 fn sums_from_a_record_are_gradients() {
     let train = |resumes: bool| {
-        let windows = || MultiSteps::new(MuonConfig::new().init(), AccumConfig::mean(2)).unwrap();
-        let (mut model, mut optimizer) = (Matrices::new(), windows());
+        let windows = || {
+            let update = Update::<Matrices<Mixed>, Mixed>::new(MuonConfig::new().init());
+            update.accumulate(AccumConfig::mean(2)).unwrap()
+        };
+        let (mut model, mut update) = (Matrices::new(), windows());
         for step in 0..4 {
             let gradients = model.gradients(step);
-            model = optimizer.step(0.05, model, gradients);
+            model = update.step(0.05, model, gradients).unwrap();
             if resumes {
                 let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::default();
-                let record = Optimizer::<Matrices<Mixed>, Mixed>::to_record(&optimizer);
-                let bytes = Recorder::<Mixed>::record(&recorder, record, ()).unwrap();
+                let bytes = Recorder::<Mixed>::record(&recorder, update.record(), ()).unwrap();
                 let record = Recorder::<Mixed>::load(&recorder, bytes, &Default::default());
-                let fresh = windows();
-                optimizer =
-                    Optimizer::<Matrices<Mixed>, Mixed>::load_record(fresh, record.unwrap());
+                update = windows().load(record.unwrap()).unwrap();
             }
-            model = optimizer.flush(0.05, model);
+            model = update.flush(0.05, model).unwrap();
         }
         parameters(&model)
     };

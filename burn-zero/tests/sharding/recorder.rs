@@ -27,8 +27,8 @@ use burn_zero::record::{
     Entry, Keep, ShardedRecord, TensorSlice, TensorSpec, TrainingState, save_sharded,
 };
 use burn_zero::{
-    OffloadConfig, ParameterShards, Partition, ProcessGroup, RecordError, Recorder, SingleRank,
-    Stage, Training, ZeroOptimizerError, ZeroSettings, consolidate,
+    OffloadConfig, ParameterShards, Partition, ProcessGroup, RecordError, Recorder, ShardingError,
+    SingleRank, Stage, Training, ZeroSettings, consolidate,
 };
 use tempfile::tempdir;
 
@@ -297,6 +297,34 @@ fn a_record_with_former_names_of_state_is_loaded() {
     assert!(contents(again) == contents(first));
 }
 
+/// Such as that of a `ZeroOptimizer`, which came before updates.
+#[test]
+fn a_record_of_an_optimizer_that_is_no_update_says_what_can_be_done() {
+    let dir = tempdir().unwrap();
+    let errors = on_each_rank(2, |group| {
+        let (run, recorder) =
+            build(group, Stage::Gradients, Net::new(&Default::default())).unwrap();
+        let by_burn = Training {
+            model: &run.model,
+            optimizer: &AdamWConfig::new().init(),
+            scheduler: &run.scheduler,
+        };
+        let state = TrainingState::at_step(1);
+        let saved = recorder.save::<B, _, _, _>(dir.path(), by_burn, state, Keep::All);
+        saved.unwrap();
+        let loaded = recorder.load::<B, _, _, _>(dir.path(), None, run);
+        loaded.map(drop).unwrap_err()
+    });
+    for error in errors {
+        let text = error.to_string();
+        let says_what_to_do = text.contains("no `Update`") && text.contains("`consolidate`");
+        assert!(
+            matches!(error, RecordError::State(_)) && says_what_to_do,
+            "{text}"
+        );
+    }
+}
+
 /// The sums of an incomplete window are each rank's own.
 #[test]
 fn an_incomplete_window_is_not_saved() {
@@ -546,8 +574,7 @@ fn state_whose_type_a_record_does_not_keep_is_refused() {
         [saved, loaded.map(drop).unwrap_err()]
     });
     for error in errors.into_iter().flatten() {
-        let RecordError::State(ZeroOptimizerError::StateDtype { path, dtype, kept }) = &error
-        else {
+        let RecordError::State(ShardingError::StateDtype { path, dtype, kept }) = &error else {
             panic!("{error}")
         };
         assert_eq!(

@@ -1,17 +1,15 @@
 //! What cannot be sharded exactly is refused with the reason; what can by whole parameters, is.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use burn::backend::Autodiff;
 use burn::grad_clipping::GradientClippingConfig;
 use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsParams, MuonConfig, Optimizer, SgdConfig};
 use burn::prelude::*;
-use burn_accum::{ClipByNorm, ClipGlobalNorm};
+use burn_accum::ClipByNorm;
 use burn_flex::Flex;
 use burn_update::Update;
 use burn_zero::{
-    Memory, ParameterShards, Partition, RankReduction, ReduceOverRanks, Stage, ZeroOptimizerError,
+    Memory, ParameterShards, Partition, RankReduction, ReduceOverRanks, ShardingError, Stage,
     ZeroSettings,
 };
 
@@ -22,7 +20,7 @@ use super::support::*;
 fn refusal<O: Optimizer<ParameterShards<B>, B> + 'static>(
     optimizer: impl Fn() -> O + Sync,
     settings: &ZeroSettings,
-) -> Option<ZeroOptimizerError> {
+) -> Option<ShardingError> {
     on_ranks(2, |group| {
         let mut update = over_ranks(optimizer(), group, settings.clone())?;
         let Err(error) = update.prepare(Net::<B>::new(&Default::default())) else {
@@ -37,7 +35,7 @@ fn refusal<O: Optimizer<ParameterShards<B>, B> + 'static>(
 fn refused<O: Optimizer<ParameterShards<B>, B> + 'static>(
     optimizer: impl Fn() -> O + Sync,
     stage: Stage,
-) -> ZeroOptimizerError {
+) -> ShardingError {
     refusal(optimizer, &ZeroSettings::stage(stage)).expect("it is refused")
 }
 
@@ -47,7 +45,7 @@ fn clipping_tensor_by_tensor_is_found() {
     let config = SgdConfig::new().with_gradient_clipping(clipping);
     let error = refused(|| config.init(), Stage::OptimizerState);
     assert!(
-        matches!(error, ZeroOptimizerError::NotShardable { .. }),
+        matches!(error, ShardingError::NotShardable { .. }),
         "{error}"
     );
     assert!(
@@ -138,8 +136,6 @@ fn what_looks_at_all_tensors_is_refused() {
             partition,
             ..small_buckets(Stage::Gradients)
         };
-        let clip = || ClipGlobalNorm::new(AdamWConfig::new().init(), 1.0).unwrap();
-        assert_coupled(&sharding, clip);
         for looks_at in [LooksAt::GradientNorm, LooksAt::LargestSoFar] {
             let sgd = || Adaptive::new(SgdConfig::new().init(), looks_at);
             assert_coupled(&sharding, sgd);
@@ -164,35 +160,16 @@ fn assert_coupled<O: Optimizer<ParameterShards<B>, B> + 'static>(
     assert!(
         matches!(
             error,
-            Some(ZeroOptimizerError::NotShardable { instead, .. })
+            Some(ShardingError::NotShardable { instead, .. })
                 if instead.contains("depends on all it meets")
         ),
         "{sharding:?}: {error:?}"
     );
 }
 
-/// Around it each rank would clip by the norm of its own shards.
+/// It is given the norm over all ranks, unlike an optimizer that clips by what it meets.
 #[test]
-fn clipping_around_it_is_refused() {
-    let message = on_ranks(2, |group| {
-        let settings = ZeroSettings::stage(Stage::Gradients);
-        let update = over_ranks::<Net<B>, B>(AdamWConfig::new().init(), group, settings)?;
-        let mut clip = ClipGlobalNorm::new(update, 1.0).unwrap();
-        let net = Net::<B>::new(&Default::default());
-        let step = AssertUnwindSafe(|| clip.step(0.1, net, GradientsParams::new()));
-        let panic = catch_unwind(step).map(drop).expect_err("a refusal");
-        Ok(panic.downcast_ref::<String>().cloned())
-    });
-    let message = message.expect("a message");
-    assert!(
-        message.contains("ClipGlobalNorm around Update"),
-        "{message}"
-    );
-}
-
-/// A wrapper inside, which no norm reaches, is not exact.
-#[test]
-fn a_norm_must_reach_what_clips() {
+fn clipping_in_the_update_is_exact() {
     on_ranks(2, |group| {
         let mut update = Update::new(AdamWConfig::new().init())
             .clip_norm(1.0)?
@@ -200,15 +177,15 @@ fn a_norm_must_reach_what_clips() {
         update.prepare(Net::<B>::new(&Default::default()))?;
         Ok(())
     });
-    let clip = || ClipGlobalNorm::new(AdamWConfig::new().init(), 1.0).unwrap();
-    assert_coupled(&ZeroSettings::default(), clip);
+    let clips = || Adaptive::new(SgdConfig::new().init(), LooksAt::GradientNorm);
+    assert_coupled(&ZeroSettings::default(), clips);
 }
 
 #[test]
 fn a_norm_per_tensor_is_refused_in_pieces() {
     let error = refused(trusting, Stage::OptimizerState);
     assert!(
-        matches!(error, ZeroOptimizerError::NotShardable { .. }),
+        matches!(error, ShardingError::NotShardable { .. }),
         "{error}"
     );
 }
@@ -218,7 +195,7 @@ fn state_that_clones_share_is_refused() {
     let sgd = || Adaptive::new(SgdConfig::new().init(), LooksAt::StepsOfClones);
     let error = refused(sgd, Stage::OptimizerState);
     assert!(
-        matches!(error, ZeroOptimizerError::NotShardable { .. }),
+        matches!(error, ShardingError::NotShardable { .. }),
         "{error}"
     );
 }
@@ -242,10 +219,7 @@ fn gradients_that_leave_during_backward_need_a_backend_that_can() {
             Ok(refused.as_ref().and_then(refused_by_reduction).cloned())
         });
         let error = error.unwrap();
-        assert!(
-            matches!(error, ZeroOptimizerError::NotSharded { .. }),
-            "{error}"
-        );
+        assert!(matches!(error, ShardingError::NotSharded { .. }), "{error}");
     }
 }
 
@@ -346,7 +320,7 @@ fn state_of_other_parameters_is_refused() {
     }
     for world_size in [1, 2] {
         let refused = again(|| AdamWConfig::new().init(), world_size).expect("it has moments");
-        assert!(refused.contains("make a new ZeroOptimizer"), "{refused}");
+        assert!(refused.contains("make a new update"), "{refused}");
         assert_eq!(again(|| SgdConfig::new().init(), world_size), None);
     }
 }

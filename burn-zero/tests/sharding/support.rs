@@ -21,8 +21,8 @@ use burn_flex::Flex;
 use burn_update::{Update, UpdateError};
 use burn_zero::record::{ShardedRecord, TensorSlice, TrainingState};
 use burn_zero::{
-    GroupOptions, ParameterShards, ProcessGroup, RankReduction, ReduceOverRanks, Sharded, Stage,
-    ThreadGroup, ZeroError, ZeroOptimizerError, ZeroSettings,
+    GroupOptions, ParameterShards, ProcessGroup, RankReduction, ReduceOverRanks, Sharded,
+    ShardingError, Stage, ThreadGroup, ZeroError, ZeroSettings,
 };
 
 pub use parameters_of::parameters;
@@ -172,9 +172,9 @@ where
 }
 
 /// What the reduction of an update refused.
-pub fn refused_by_reduction(error: &UpdateError) -> Option<&ZeroOptimizerError> {
+pub fn refused_by_reduction(error: &UpdateError) -> Option<&ShardingError> {
     match error.cause() {
-        Some(ZeroError::Optimizer(refused)) => Some(refused),
+        Some(ZeroError::Sharding(refused)) => Some(refused),
         _ => None,
     }
 }

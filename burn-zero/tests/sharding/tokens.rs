@@ -1,12 +1,10 @@
 //! Ranks whose micro-batches hold different numbers of items.
 
-use std::sync::Arc;
-
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
-use burn_accum::{AccumConfig, Counted, MultiSteps};
+use burn_accum::{AccumConfig, Counted};
 use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
-use burn_zero::{GroupOptions, ProcessGroup, ReduceOp, Stage, ThreadGroup, ZeroSettings};
+use burn_zero::{ReduceOp, Stage, ZeroSettings};
 
 use super::support::*;
 
@@ -107,24 +105,5 @@ fn many_items_take_none_of_the_range_of_f16() {
             let distance = distance(&train(world_size, stage), &reference);
             assert!(distance < 2e-5, "{world_size} ranks, {stage:?}: {distance}");
         }
-    }
-}
-
-#[test]
-fn counting_on_each_rank_alone_is_refused() {
-    for stage in STAGES {
-        let ended = ThreadGroup::spawn(2, GroupOptions::default(), |group| {
-            let rank = group.rank();
-            let group: Arc<dyn ProcessGroup> = Arc::new(group);
-            let adam = AdamWConfig::new().init();
-            let mut update = over_ranks(adam, group, small_buckets(stage)).unwrap();
-            let model = update.prepare(Net::<B>::new(&Default::default())).unwrap();
-            let mut optimizer = MultiSteps::new(update, AccumConfig::tokens(1)).unwrap();
-            let loss = model.loss(uneven(0, rank, 2));
-            let gradients = Counted::mean(loss, rank + 1).backward(&model);
-            let _ = optimizer.step(0.05, model, gradients);
-        });
-        let error = ended.unwrap_err().to_string();
-        assert!(error.contains("zero.items_of_all_ranks()"), "{error}");
     }
 }

@@ -1,19 +1,18 @@
-//! The reduction as a part of an update: the same bits as `ZeroOptimizer` with its wrappers.
+//! The reduction as a part of an update: the same bits in every stage.
 
 use std::sync::Arc;
 
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer, SgdConfig};
+use burn::optim::{AdamWConfig, GradientsParams, SgdConfig};
 use burn::tensor::FloatDType;
-use burn_accum::{AccumConfig, ClipByNorm, ClipGlobalNorm, Counted, MultiSteps};
+use burn_accum::{AccumConfig, ClipByNorm};
 use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
 use burn_ranks::BufferDtype;
 use burn_update::{Group, Groups, Paths, Update, UpdateError};
-use burn_zero::parts::ShardOptimizer;
 use burn_zero::record::Keep;
 use burn_zero::{
     GroupOptions, HostAdamWConfig, Memory, OffloadConfig, ParameterShards, RankReduction,
-    ReduceOverRanks, Stage, ThreadGroup, Training, ZeroOptimizer, ZeroSettings,
+    ReduceOverRanks, Stage, ThreadGroup, Training, ZeroSettings,
 };
 
 use super::bytes::low;
@@ -26,25 +25,6 @@ type Shards = Update<ParameterShards<B>, B>;
 
 fn adamw() -> Shards {
     Update::new(AdamWConfig::new().init())
-}
-
-/// Trains by a `ZeroOptimizer`.
-fn train_wrapped<O: ShardOptimizer<B>>(
-    world_size: usize,
-    settings: &ZeroSettings,
-    optimizer: impl Fn() -> O + Sync,
-) -> Vec<Vec<f32>> {
-    on_ranks(world_size, |group| {
-        let rank = group.rank();
-        let mut zero = ZeroOptimizer::new(optimizer(), group, settings.clone())?;
-        let mut model = zero.prepare::<B, _>(Net::new(&Default::default()))?;
-        for step in 0..STEPS {
-            let loss = model.loss(batch(step, rank, world_size));
-            let gradients = GradientsParams::from_grads(loss.backward(), &model);
-            model = zero.step(LR, model, gradients);
-        }
-        Ok(parameters(&model))
-    })
 }
 
 /// Trains by what `inside` makes.
@@ -70,19 +50,17 @@ fn train(
 }
 
 #[test]
-fn an_update_over_ranks_is_the_wrapper_bit_for_bit_and_on_one_rank_burns_optimizer() {
+fn an_update_over_ranks_is_one_in_every_stage_and_on_one_rank_burns_optimizer() {
     let plain = train_plain(AdamWConfig::new().init(), STEPS);
     for stage in WITH_PARAMETERS {
         assert_eq!(train(1, &small_buckets(stage), adamw), plain, "{stage:?}");
     }
     for world_size in 2..=3 {
+        let whole = train(world_size, &small_buckets(Stage::DataParallel), adamw);
+        assert!(distance(&whole, &plain) < 2e-5);
         for stage in WITH_PARAMETERS {
-            let settings = small_buckets(stage);
-            let adam = || AdamWConfig::new().init();
-            let wrapped = train_wrapped(world_size, &settings, adam);
-            let updated = train(world_size, &settings, adamw);
-            assert_eq!(updated, wrapped, "{world_size} ranks, {stage:?}");
-            assert!(distance(&updated, &plain) < 2e-5);
+            let updated = train(world_size, &small_buckets(stage), adamw);
+            assert_eq!(updated, whole, "{world_size} ranks, {stage:?}");
         }
     }
 }
@@ -90,77 +68,20 @@ fn an_update_over_ranks_is_the_wrapper_bit_for_bit_and_on_one_rank_burns_optimiz
 #[test]
 fn clipping_is_by_the_norm_of_all_ranks() {
     const MAX_NORM: f32 = 0.05;
+    let clipped = || {
+        Update::new(SgdConfig::new().init())
+            .clip_norm(MAX_NORM)
+            .unwrap()
+    };
+    let alone = Update::new(SgdConfig::new().init()).clip_norm(MAX_NORM);
+    let plain = train_plain(alone.unwrap(), STEPS);
+    let whole = train(2, &small_buckets(Stage::DataParallel), clipped);
+    assert!(distance(&whole, &plain) < 2e-5);
     for stage in WITH_PARAMETERS {
         let settings = small_buckets(stage);
-        let wrapped = on_ranks(2, |group| {
-            let rank = group.rank();
-            let clip = ClipGlobalNorm::new(SgdConfig::new().init(), MAX_NORM).unwrap();
-            let norm = clip.norm();
-            let zero = ZeroOptimizer::new(clip, group, settings.clone())?;
-            let mut zero = zero.with_norm(move |value| norm.provide(value));
-            let mut model = zero.prepare::<B, _>(Net::new(&Default::default()))?;
-            for step in 0..STEPS {
-                let loss = model.loss(batch(step, rank, 2));
-                let gradients = GradientsParams::from_grads(loss.backward(), &model);
-                model = zero.step(LR, model, gradients);
-            }
-            Ok(parameters(&model))
-        });
-        let clipped = || {
-            Update::new(SgdConfig::new().init())
-                .clip_norm(MAX_NORM)
-                .unwrap()
-        };
-        let updated = train(2, &settings, clipped);
-        assert_eq!(updated, wrapped, "{stage:?}");
+        assert_eq!(train(2, &settings, clipped), whole, "{stage:?}");
         let free = train(2, &settings, || Update::new(SgdConfig::new().init()));
-        assert_ne!(updated, free, "nothing was clipped");
-    }
-}
-
-/// Of windows in which ranks have different numbers of items, in f16 with a loss scale.
-#[test]
-fn windows_of_items_and_a_scale_are_those_of_the_wrappers() {
-    type Half = Autocast<B, F16>;
-    let rows = |step, rank: usize| batch::<Half>(step, 0, 1).narrow(0, 4 * rank, 4 + 4 * rank);
-    for stage in STAGES {
-        let settings = small_buckets(stage);
-        let wrapped = on_ranks(2, |group| {
-            let rank = group.rank();
-            let mut zero = ZeroOptimizer::new(AdamWConfig::new().init(), group, settings.clone())?;
-            let mut model = zero.prepare::<Half, _>(Net::new(&Default::default()))?;
-            let items = zero.items_of_all_ranks();
-            let windows = MultiSteps::new(zero, AccumConfig::tokens(2)).unwrap();
-            let scaler = GradScaler::new(GradScalerConfig::fixed(1024.0)).unwrap();
-            let mut optimizer = scaler.wrap(windows.with_items_of_all_ranks(items));
-            for step in 0..STEPS {
-                let x = rows(step, rank);
-                let [items, _] = x.dims();
-                let gradients = Counted::mean(model.loss(x), items).backward(&model);
-                model = optimizer.step(LR, model, gradients);
-            }
-            Ok(parameters(&model))
-        });
-        let updated = on_ranks(2, |group| {
-            let rank = group.rank();
-            let train = || {
-                let mut update = Update::new(AdamWConfig::new().init())
-                    .reduce(settings.clone(), group.clone())?
-                    .accumulate(AccumConfig::tokens(2))?
-                    .scale(GradScalerConfig::fixed(1024.0))?;
-                let mut model = update.prepare(Net::<Half>::new(&Default::default()))?;
-                for step in 0..STEPS {
-                    let x = rows(step, rank);
-                    let [items, _] = x.dims();
-                    let loss = Counted::mean(model.loss(x), items);
-                    let gradients = update.backward(&model, loss);
-                    model = update.step(LR, model, gradients)?;
-                }
-                Ok(parameters(&model))
-            };
-            train()
-        });
-        assert_eq!(updated, wrapped, "{stage:?}");
+        assert_ne!(free, whole, "nothing was clipped");
     }
 }
 
@@ -263,20 +184,18 @@ fn on_host() -> Shards {
 }
 
 #[test]
-fn an_optimizer_on_the_host_is_that_of_the_wrapper_with_gradients_there_or_on_the_device() {
+fn an_optimizer_on_the_host_is_one_with_gradients_there_or_on_the_device_in_every_stage() {
+    let plain = train(1, &small_buckets(Stage::DataParallel), on_host);
+    let whole = train(2, &small_buckets(Stage::DataParallel), on_host);
+    assert!(distance(&whole, &plain) < 2e-5);
     for stage in WITH_PARAMETERS {
         for gradients in [Memory::Device, Memory::Host] {
             let settings = ZeroSettings {
                 gradients,
                 ..small_buckets(stage)
             };
-            let adamw = || {
-                let adamw = OffloadConfig::new(HostAdamWConfig::default());
-                adamw.init().unwrap()
-            };
-            let wrapped = train_wrapped(2, &settings, adamw);
             let updated = train(2, &settings, on_host);
-            assert_eq!(updated, wrapped, "{stage}, {gradients:?}");
+            assert_eq!(updated, whole, "{stage}, {gradients:?}");
         }
     }
 }

@@ -196,7 +196,7 @@ fn the_default_text_is_inside_the_program() {
         let mut parts = sources.windows(part.len());
         parts.any(|window| window == part.as_bytes())
     };
-    assert!(has("pub struct ZeroOptimizer<O> {"));
+    assert!(has("pub struct RankReduction {"));
     assert!(!has(own), "tests are not in it");
 }
 

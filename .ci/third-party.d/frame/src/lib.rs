@@ -18,7 +18,8 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_amp::GradScaler;
 use burn_checkpoint::{RematError, checkpoint_units};
-use burn_zero::{ProcessGroup, RanksError, ZeroError, ZeroOptimizer, ZeroSettings};
+use burn_update::{Update, UpdateError};
+use burn_zero::{ProcessGroup, RanksError, ReduceOverRanks, ZeroSettings};
 use peak_alloc::PeakAlloc;
 
 pub use run::Run;
@@ -81,8 +82,8 @@ impl From<RanksError> for NotTrained {
     }
 }
 
-impl From<ZeroError> for NotTrained {
-    fn from(error: ZeroError) -> Self {
+impl From<UpdateError> for NotTrained {
+    fn from(error: UpdateError) -> Self {
         Self::ByCrates(error.to_string())
     }
 }
@@ -218,7 +219,7 @@ where
 impl<B, M, L> Training<B> for AnyOptimizer<M, L>
 where
     B: AutodiffBackend,
-    M: AutodiffModule<B>,
+    M: AutodiffModule<B> + 'static,
     L: TrainingLoop<B, M>,
 {
     fn parameters(&self) -> usize {
@@ -239,8 +240,8 @@ where
     }
 
     fn with_scaler(self, scaler: &GradScaler, steps: &mut Steps) -> Ended {
-        let optimizer = scaler.wrap(AdamWConfig::new().init());
-        let model = self.training_loop.run(self.model, optimizer, steps);
+        let update = Update::new(AdamWConfig::new().init()).scale(scaler.clone())?;
+        let model = self.training_loop.run(self.model, update, steps);
         Ok(checksum::<B, M>(&model, Part::Whole))
     }
 
@@ -250,9 +251,9 @@ where
         settings: ZeroSettings,
         steps: &mut Steps,
     ) -> Ended {
-        let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group, settings)?;
-        let model = optimizer.prepare::<B, M>(self.model)?;
-        let model = self.training_loop.run(model, optimizer, steps);
+        let mut update = Update::new(AdamWConfig::new().init()).reduce(settings, group)?;
+        let model = update.prepare(self.model)?;
+        let model = self.training_loop.run(model, update, steps);
         Ok(checksum::<B, M>(&model, Part::Trained))
     }
 }

@@ -1,11 +1,10 @@
-//! The module that the wrapped optimizer steps on: this rank's shards of the parameters.
+//! The module that the optimizer steps on: this rank's shards of the parameters.
 #![allow(missing_docs, reason = "records and fields that Burn's derive makes")]
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::module::{Module, Param, ParamId};
-use burn::optim::Optimizer;
 use burn::tensor::{Tensor, TensorMetadata, TensorPrimitive, backend::Backend};
 use burn_backend::AutodiffBackend;
 use burn_backend::tensor::FloatTensor;
@@ -13,8 +12,20 @@ use burn_backend::tensor::FloatTensor;
 use crate::offload::HostShards;
 use crate::parameters::NewValue;
 
-/// This rank's shards, in the order of the parameters: a wrapped optimizer is an
-/// `Optimizer<ParameterShards<B>, B>`, which Rust infers.
+/// This rank's shards, in the order of the parameters: the optimizer of an update over ranks is an
+/// `Optimizer<ParameterShards<B>, B>`, which Rust infers. One that is typed for the model is none:
+///
+/// ```compile_fail,E0277
+/// # use burn::{backend::Autodiff, nn::Linear, optim::AdamConfig};
+/// # use burn_update::{Update, UpdateError};
+/// # use burn_zero::{ReduceOverRanks, ZeroSettings};
+/// # type B = Autodiff<burn_flex::Flex>;
+/// # fn main() -> Result<(), UpdateError> {
+/// let adam = AdamConfig::new().init::<B, Linear<B>>(); // `.init()`
+/// let update: Update<Linear<B>, B> = Update::new(adam).reduce_in_learner(ZeroSettings::default())?;
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// Each shard has one id for the whole training, the same in every process. The shards exist during
 /// a step only; the optimizer keeps their state by id.
@@ -22,29 +33,6 @@ use crate::parameters::NewValue;
 pub struct ParameterShards<B: Backend> {
     shards: Vec<ParameterShard<B>>,
 }
-
-/// An optimizer that a [`ZeroOptimizer`](crate::ZeroOptimizer) can run: every
-/// `Optimizer<ParameterShards<B>, B>`. The trait exists for its compiler message.
-///
-/// An optimizer that is typed for the model does not implement it:
-///
-/// ```compile_fail,E0277
-/// # use burn::{backend::Autodiff, nn::Linear, optim::{AdamConfig, Optimizer}};
-/// # use burn_zero::{ZeroOptimizer, ZeroSettings};
-/// # type B = Autodiff<burn_flex::Flex>;
-/// # fn learner<O: Optimizer<Linear<B>, B>>(_: O) {}
-/// let adam = AdamConfig::new().init::<B, Linear<B>>(); // `.init()`
-/// learner(ZeroOptimizer::in_learner(adam, ZeroSettings::default()));
-/// ```
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` is no optimizer of `ParameterShards`, on which a `ZeroOptimizer` runs it",
-    label = "typed for the model",
-    note = "leave the types out where the optimizer is made: `AdamConfig::new().init()`, not `.init::<B, Model<B>>()`"
-)]
-pub trait ShardOptimizer<B: AutodiffBackend>: Optimizer<ParameterShards<B>, B> {}
-
-#[diagnostic::do_not_recommend]
-impl<B: AutodiffBackend, O: Optimizer<ParameterShards<B>, B>> ShardOptimizer<B> for O {}
 
 /// Most dimensions of a shard, as in Burn's records of optimizers.
 pub(super) const MOST_DIMENSIONS: usize = 8;

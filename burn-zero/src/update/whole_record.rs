@@ -1,19 +1,20 @@
 //! The state of all ranks as a record of the whole model, and back: what a `Learner` saves and
 //! loads.
 //!
-//! The record does not depend on the number of ranks and equals that of the wrapped optimizer
-//! alone.
+//! The record does not depend on the number of ranks and equals that of the
+//! update without ranks.
 
 use std::collections::HashMap;
 
 use burn::module::ParamId;
-use burn::optim::Optimizer;
 use burn::tensor::backend::AutodiffBackend;
 use burn_ranks::{Partition, RanksError};
+use burn_update::UpdateError;
 use ciborium::Value;
 use serde_json::Value as Json;
 
-use super::sharding::{Sharding, UpdateShards};
+use super::shard_update::ShardUpdate;
+use super::sharding::Sharding;
 use crate::record::unite;
 use crate::reduce::Layout;
 use crate::state::{
@@ -28,20 +29,20 @@ impl Sharding {
     ///
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::NotPrepared`], [`ZeroOptimizerError::State`];
+    /// [`ShardingError::NotPrepared`], [`ShardingError::State`];
     /// [`RanksError::Disagreement`] if ranks have different step counts for the same parameter;
     /// those of the group.
-    pub(in crate::optimizer) fn gather_whole<B>(
+    pub(in crate::update) fn gather_whole<B>(
         &self,
         ids: &[ParamId],
-        inner: &impl UpdateShards<B>,
+        inner: &ShardUpdate<B>,
     ) -> Result<Option<Value>, ZeroError>
     where
         B: AutodiffBackend,
     {
         let layout = self.layout()?;
         let of_shards = ids_of_shards(layout);
-        let (own, tensors) = split::<B, _>(inner.optimizer().to_record(), layout, &of_shards)?;
+        let (own, tensors) = split::<B, _>(inner.record(), layout, &of_shards)?;
         let tree = self.unite(own)?;
         let mut own = by_name(tensors);
         let ranks = 0..self.group.world_size();
@@ -72,27 +73,27 @@ impl Sharding {
         Ok(Some(tree).filter(|_| self.group.rank() == 0))
     }
 
-    /// Cuts the state of the whole model, which the wrapped optimizer has loaded, to this rank's
+    /// Cuts the state of the whole model, which the optimizer has loaded, to this rank's
     /// shards. Costs two copies of the whole state in host memory, and one of the shards. State of
     /// others of `all` parameters, which are not trained now, is left out.
     ///
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::NotPrepared`], [`ZeroOptimizerError::State`].
-    pub(in crate::optimizer) fn cut_state<B>(
+    /// [`ShardingError::NotPrepared`], [`ShardingError::State`].
+    pub(in crate::update) fn cut_state<B>(
         &self,
         ids: &[ParamId],
         all: Vec<ParamId>,
         device: &B::Device,
-        inner: &mut impl UpdateShards<B>,
-    ) -> Result<(), ZeroError>
+        inner: &mut ShardUpdate<B>,
+    ) -> Result<(), UpdateError>
     where
         B: AutodiffBackend,
     {
         let layout = self.layout()?;
         let mut of_module: StateIds = all.iter().map(|id| (id.serialize(), None)).collect();
         of_module.extend(state_ids(ids.iter().copied()));
-        let record = inner.optimizer().to_record();
+        let record = inner.record();
         let (tree, tensors) = split::<B, _>(record, &whole(layout)?, &of_module)?;
         let mut loaded = by_name(tensors);
         let tree = join(&tree, layout, &ids_of_shards(layout), |tensor| {
@@ -101,10 +102,7 @@ impl Sharding {
             let bytes = cut(bytes, ranges, spec);
             Ok::<_, ZeroError>(Some(bytes))
         })?;
-        let record = to_record::<B, _>(tree, device)?;
-        let optimizer = inner.optimizer_mut();
-        *optimizer = optimizer.clone().load_record(record);
-        Ok(())
+        inner.load(to_record::<B, _>(tree, device)?)
     }
 
     /// The trees of all ranks, united.

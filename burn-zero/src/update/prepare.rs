@@ -4,17 +4,17 @@
 use std::collections::{BTreeSet, HashSet};
 use std::sync::{Arc, Weak};
 
-use burn::module::{AutodiffModule, ModuleVisitor, Param, ParamId};
-use burn::optim::Optimizer;
+use burn::module::{AutodiffModule, ModuleVisitor, Param, ParamId, list_param_ids};
 use burn::tensor::{Tensor, TensorData, TensorMetadata, backend::AutodiffBackend};
 use burn_backend::tensor::FloatTensor;
 use burn_decorator::follow_path;
 use burn_decorator::gradient::{Ranks, decide_with, keep_on_host};
 use burn_ranks::{BufferDtype, HostBuffer, ProcessGroup};
+use burn_update::UpdateError;
 
-use super::parameter_shards::ParameterShards;
 use super::parameters::Parameters;
-use super::sharding::{Sharding, UpdateShards};
+use super::shard_update::ShardUpdate;
+use super::sharding::Sharding;
 use super::statistics::{Statistics, independent_if_shared};
 use super::trial;
 use crate::backend::{attach, is_taken, leaf_node, stream};
@@ -25,30 +25,65 @@ use crate::parameters::{
 };
 use crate::reduce::{GradientReducer, Layout, Owner, ParameterSpec};
 use crate::trace::trace_waits;
-use crate::{Memory, ZeroError, ZeroOptimizerError, raise, state};
+use crate::{Memory, ShardingError, ZeroError, raise, state};
 use burn_decorator::module::for_each_float;
 
 impl Sharding {
-    /// [`ZeroOptimizer::prepare`](super::ZeroOptimizer::prepare), for what updates the shards: `show`
-    /// shows it the model.
-    pub(super) fn prepare<B, M, U>(
+    /// The model with rank 0's weights, its leaves hooked on this thread:
+    /// [`Update::prepare`](burn_update::Update::prepare). All ranks call it.
+    pub(super) fn prepare<B, M>(
         &mut self,
         module: Box<M>,
-        inner: &mut U,
-        show: impl FnOnce(&M, &mut U) -> Result<(), U::Error>,
-    ) -> Result<Box<M>, U::Error>
+        inner: &mut ShardUpdate<B>,
+    ) -> Result<Box<M>, UpdateError>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
-        U: UpdateShards<B>,
     {
         let group = self.group.clone();
         self.check_free::<B, M>(&module, &*group)?;
         // Before `devices`, which initialises parameters.
         let module = self.placed::<B, M>(module, &group, None)?;
         let device = module.devices().into_iter().next().unwrap_or_default();
-        show(&module, inner)?;
-        let (module, _) = self.prepare_on::<B, M, U>(group, module, &device, inner)?;
+        inner.show(&*module)?;
+        let (module, _) = self.prepare_on::<B, M>(group, module, &device, inner)?;
+        Ok(module)
+    }
+
+    /// Takes the ranks of a Learner's strategy: the model on this rank's device, with the weights of
+    /// rank 0, and with leaves and running statistics of its own.
+    /// State that was loaded is cut to this rank's shards. All ranks call it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`prepare`](Self::prepare) and of the state.
+    pub(super) fn take_ranks<B, M>(
+        &mut self,
+        group: &Arc<dyn ProcessGroup>,
+        device: &B::Device,
+        mut module: Box<M>,
+        inner: &mut ShardUpdate<B>,
+    ) -> Result<Box<M>, UpdateError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let settings = format!("{:?}", self.settings);
+        let agreed = group.agree_equal("settings", &settings);
+        agreed.map_err(ZeroError::from)?;
+        self.check_free::<B, M>(&module, &**group)?;
+        // Before the move to the device, so that parameters which are to be in host memory are
+        // never all on it.
+        module = self.placed::<B, M>(module, group, Some(device))?;
+        if group.world_size() > 1 {
+            // Before the move to the device: that moves a running statistic in all clones of the
+            // model.
+            module = independent_if_shared::<B, M>(module);
+        }
+        let module = Box::new(module.fork(device));
+        inner.show(&*module)?;
+        let (module, ids) = self.prepare_on::<B, M>(group.clone(), module, device, inner)?;
+        self.cut_state::<B>(&ids, list_param_ids(&*module), device, inner)?;
         Ok(module)
     }
 
@@ -57,7 +92,7 @@ impl Sharding {
     ///
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::SecondUpdate`], on all ranks if on one; those of the group.
+    /// [`ShardingError::SecondUpdate`], on all ranks if on one; those of the group.
     pub(super) fn check_free<B, M>(
         &self,
         module: &M,
@@ -79,7 +114,7 @@ impl Sharding {
             None => Ok(()),
             Some(path) => {
                 let path = String::from_utf8_lossy(path).into_owned();
-                Err(ZeroOptimizerError::SecondUpdate { path }.into())
+                Err(ShardingError::SecondUpdate { path }.into())
             }
         }
     }
@@ -90,7 +125,7 @@ impl Sharding {
     ///
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::NoRemat`]; those of the group.
+    /// [`ShardingError::NoRemat`]; those of the group.
     pub(super) fn placed<B, M>(
         &self,
         module: Box<M>,
@@ -123,21 +158,20 @@ impl Sharding {
     /// # Errors
     ///
     /// Those of [`prepare`](Self::prepare).
-    pub(super) fn prepare_on<B, M, U>(
+    pub(super) fn prepare_on<B, M>(
         &mut self,
         group: Arc<dyn ProcessGroup>,
         module: Box<M>,
         device: &B::Device,
-        inner: &U,
-    ) -> Result<(Box<M>, Vec<ParamId>), U::Error>
+        inner: &ShardUpdate<B>,
+    ) -> Result<(Box<M>, Vec<ParamId>), UpdateError>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
-        U: UpdateShards<B>,
     {
         let (ranks, rank, settings) = (group.world_size(), group.rank(), &self.settings);
         let gathers_units = self.gathers_units(&*group);
-        let tried = trial::run::<B, _>(inner, settings, ranks, device);
+        let tried = trial::run::<B>(inner, settings, ranks, device);
         let seed = self.seed.filter(|_| ranks > 1);
         let parameters = Parameters::of::<B, M>(&module);
         let leave = ranks > 1 && settings.stage.shards_gradients();
@@ -148,22 +182,19 @@ impl Sharding {
         };
         if let Some(what) = what.filter(|_| !parameters.are_hooked) {
             let backend = B::name(device);
-            return Err(ZeroOptimizerError::NotSharded { what, backend }.into());
+            return Err(ShardingError::NotSharded { what, backend }.into());
         }
         parameters.check(ranks, settings.partition)?;
         let before = self.reducer.as_ref().map(|reducer| reducer.layout());
         let other = before.filter(|before| before.parameters() != parameters.list);
         if let Some(before) = other
             && group
-                .agree_any(
-                    "state of other parameters",
-                    has_state::<B, _>(inner.optimizer(), before),
-                )
+                .agree_any("state of other parameters", has_state::<B>(inner, before))
                 .map_err(ZeroError::from)?
         {
             let what = "the optimizer has state of the parameters that were trained before, and other ones are trained now: make a new \
-                        ZeroOptimizer for them";
-            return Err(ZeroOptimizerError::OtherModel(what.into()).into());
+                        update for them";
+            return Err(ShardingError::OtherModel(what.into()).into());
         }
         trial::agree(&*group, tried)?;
         let described = parameters.describe();
@@ -251,11 +282,8 @@ fn boxed<M, E: Into<ZeroError>>(module: Result<M, E>) -> Result<Box<M>, ZeroErro
 
 /// Whether an optimizer has state of the shards that it has stepped on. State that cannot be split
 /// counts too.
-fn has_state<B: AutodiffBackend, O: Optimizer<ParameterShards<B>, B>>(
-    optimizer: &O,
-    layout: &Layout,
-) -> bool {
-    let split = state::split::<B, _>(optimizer.to_record(), layout, &state::ids_of_shards(layout));
+fn has_state<B: AutodiffBackend>(inner: &ShardUpdate<B>, layout: &Layout) -> bool {
+    let split = state::split::<B, _>(inner.record(), layout, &state::ids_of_shards(layout));
     split.map_or(true, |(_, tensors)| !tensors.is_empty())
 }
 
@@ -324,7 +352,7 @@ fn frozen_parts<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> Vec<Par
 ///
 /// # Errors
 ///
-/// [`ZeroOptimizerError::NoRemat`]; those of the group.
+/// [`ShardingError::NoRemat`]; those of the group.
 #[expect(clippy::boxed_local, reason = "a model is large by value")]
 fn in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: Box<M>,
@@ -349,7 +377,7 @@ fn in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
 
 /// The module with rank 0's parameters, each in parts in the host memory of the ranks, and gathered
 /// when it is used. For a Learner of one process a rank
-/// ([`ZeroStrategy::process`](crate::ZeroStrategy::process)) at stage 3, which initialises all
+/// ([`UpdateStrategy::process`](burn_update::UpdateStrategy::process)) at stage 3, which initialises all
 /// parameters of its model before the ranks prepare it: with the model that this returns, no rank
 /// has all parameters. All ranks call it, and a rank initialises one parameter at a time.
 ///
@@ -369,7 +397,7 @@ fn in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
 ///
 /// # Errors
 ///
-/// [`ZeroOptimizerError::NoRemat`]; those of the group.
+/// [`ShardingError::NoRemat`]; those of the group.
 ///
 /// # Cost
 ///

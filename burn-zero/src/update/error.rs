@@ -6,21 +6,13 @@ use thiserror::Error;
 /// Errors of sharded training, found before anything is sent wherever that is possible.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
-pub enum ZeroOptimizerError {
+pub enum ShardingError {
     /// A step before the optimizer knows the model.
     #[error(
-        "there is no model yet: call `let model = optimizer.prepare(model)?`, or `update.prepare(model)?`, before the first forward, \
+        "there is no model yet: call `let model = update.prepare(model)?` before the first forward, \
          so that all ranks start from the same weights"
     )]
     NotPrepared,
-
-    /// A step in a Learner whose strategy has set no rank context.
-    #[error(
-        "this ZeroOptimizer was made for a Learner (`ZeroOptimizer::in_learner`) whose strategy brings the ranks: pass \
-         `ZeroStrategy::threads(n).into()` or `ZeroStrategy::process(group).into()` to `with_training_strategy`, or make it \
-         with `ZeroOptimizer::new(inner, group, settings)`"
-    )]
-    NoStrategy,
 
     /// A model, gradient or state that does not belong to the model that was prepared. The text
     /// names it, with both shapes, and what to do.
@@ -29,7 +21,7 @@ pub enum ZeroOptimizerError {
 
     /// A parameter whose gradients leave in backward for another optimizer over ranks.
     #[error(
-        "the gradients of {path} leave during backward for another ZeroOptimizer or update over ranks, so this one would get none: \
+        "the gradients of {path} leave during backward for another update over ranks, so this one would get none: \
          give the groups of one update their optimizers (`Update::of_groups`), or drop the other one before this one is prepared"
     )]
     SecondUpdate {
@@ -116,15 +108,5 @@ pub enum ZeroOptimizerError {
         dtype: DType,
         /// The type of the state when it is loaded.
         kept: DType,
-    },
-
-    /// A layer inside the sharded optimizer that decides about whole steps: there it sees one
-    /// rank's shards.
-    #[error(
-        "a {layer} is inside the ZeroOptimizer: put it outside, as in `scaler.wrap(MultiSteps::new(zero, accumulation)?)`"
-    )]
-    LayerInside {
-        /// Which one.
-        layer: &'static str,
     },
 }

@@ -14,18 +14,20 @@ use burn_backend::{AutodiffBackend, Backend, FloatDType, Slice, TensorData, Tens
 use burn_checkpoint::{ParameterUnit, unrecorded};
 use burn_decorator::{HostRead, end_uploads, gradient};
 use burn_ranks::ProcessGroup;
+use burn_update::{Step, UpdateError};
 
 use super::gather::Gather;
 use super::parameter_shards::{ParameterShards, shard_id};
 use super::parameters::Parameters;
 use super::prepare::attach_to;
-use super::sharding::{Sharding, UpdateShards};
+use super::shard_update::ShardUpdate;
+use super::sharding::Sharding;
 use crate::backend::leaf_node;
 use crate::host::{floats, not_read, read_floats};
 use crate::offload::step_on_shards;
 use crate::parameters::{NewValue, Residence, Shard, Units, own_shards};
 use crate::reduce::{GradientReducer, Layout, StepTag};
-use crate::{Memory, ZeroError, ZeroOptimizerError};
+use crate::{Memory, ShardingError, ZeroError};
 
 impl Sharding {
     /// A step of the model: reduce, update, publish. `on_overflow` gets the paths of the gradients
@@ -34,27 +36,26 @@ impl Sharding {
     ///
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::NotPrepared`], [`ZeroOptimizerError::OtherModel`]; those of the group.
-    pub(super) fn advance<B, M, U>(
+    /// [`ShardingError::NotPrepared`], [`ShardingError::OtherModel`]; those of the group.
+    pub(super) fn advance<B, M>(
         &mut self,
         module: Box<M>,
         gradients: GradAdaptor,
-        inner: &mut U,
-        of_inner: &mut U::Step,
+        inner: &mut ShardUpdate<B>,
+        of_inner: &mut Step<B::InnerBackend>,
         on_overflow: impl FnOnce(Vec<String>) -> bool,
-    ) -> Result<Box<M>, U::Error>
+    ) -> Result<Box<M>, UpdateError>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
-        U: UpdateShards<B>,
     {
-        let step = self.begin_step::<B, M>(&module, U::lr(of_inner))?;
+        let step = self.begin_step::<B, M>(&module, of_inner.lr)?;
         let (reduced, overflowed) = reduce(&step, step.local_gradients::<B>(gradients))?;
         if !overflowed.is_empty() && on_overflow(overflowed) {
             return Ok(module);
         }
         let gradients = reduced.into_shards(step.layout())?;
-        let updated = self.update::<B, M, U>(&step, &module, gradients, inner, of_inner)?;
+        let updated = self.update::<B, M>(&step, &module, gradients, inner, of_inner)?;
         Ok(self.publish::<B, M>(&step, module, updated)?)
     }
 
@@ -62,7 +63,7 @@ impl Sharding {
     ///
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::NotPrepared`], [`ZeroOptimizerError::OtherModel`].
+    /// [`ShardingError::NotPrepared`], [`ShardingError::OtherModel`].
     fn begin_step<B, M>(
         &self,
         module: &M,
@@ -87,7 +88,8 @@ impl Sharding {
         M: AutodiffModule<B>,
     {
         let device = module.devices().into_iter().next().unwrap_or_default();
-        let reducer = self.reducer.clone().ok_or_else(|| self.unprepared())?;
+        let reducer = self.reducer.clone();
+        let reducer = reducer.ok_or(ShardingError::NotPrepared)?;
         let parameters = Parameters::of::<B, M>(module);
         parameters.check_same(reducer.layout().parameters())?;
         Ok(ModelStep {
@@ -103,18 +105,17 @@ impl Sharding {
     /// # Errors
     ///
     /// Those of `inner` and of the group.
-    fn update<B, M, U>(
+    fn update<B, M>(
         &self,
         step: &ModelStep<B::Device>,
         module: &M,
         gradients: ShardGradients<B::InnerBackend>,
-        inner: &mut U,
-        of_inner: &mut U::Step,
-    ) -> Result<UpdatedShards<B::InnerBackend>, U::Error>
+        inner: &mut ShardUpdate<B>,
+        of_inner: &mut Step<B::InnerBackend>,
+    ) -> Result<UpdatedShards<B::InnerBackend>, UpdateError>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
-        U: UpdateShards<B>,
     {
         let (layout, parameters) = (step.layout(), &step.parameters);
         let norm = if inner.wants_norm(self.group.world_size()) {
@@ -238,7 +239,7 @@ impl Sharding {
         Ok(module)
     }
 
-    /// [`ZeroOptimizer::global_norm`](super::ZeroOptimizer::global_norm).
+    /// [`RankReduction::global_norm`](super::RankReduction::global_norm).
     pub(super) fn norm_of<B, M>(
         &self,
         module: &M,
@@ -460,7 +461,7 @@ impl<D> ModelStep<D> {
 ///
 /// # Errors
 ///
-/// [`ZeroOptimizerError::OtherModel`]; those of the group.
+/// [`ShardingError::OtherModel`]; those of the group.
 fn reduce<I: Backend>(
     step: &ModelStep<I::Device>,
     local: LocalGradients<I>,
@@ -530,8 +531,8 @@ fn in_buckets(layout: &Layout, parameters: &[usize]) -> Vec<Vec<usize>> {
 impl<I: Backend> ReducedGradients<I> {
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::OtherModel`].
-    fn into_shards(self, layout: &Layout) -> Result<ShardGradients<I>, ZeroOptimizerError> {
+    /// [`ShardingError::OtherModel`].
+    fn into_shards(self, layout: &Layout) -> Result<ShardGradients<I>, ShardingError> {
         let has_gradient = self.by_parameter.iter().map(Option::is_some).collect();
         let mut held = Vec::new();
         for (parameter, gradient) in self.by_parameter.into_iter().enumerate() {
@@ -574,22 +575,22 @@ impl<I: Backend> ShardGradients<I> {
 
 /// # Errors
 ///
-/// [`ZeroOptimizerError::OtherModel`] unless a gradient has as many elements as expected.
+/// [`ShardingError::OtherModel`] unless a gradient has as many elements as expected.
 fn check<I: Backend>(
     layout: &Layout,
     parameter: usize,
     gradient: &Option<FloatTensor<I>>,
     expected: usize,
-) -> Result<(), ZeroOptimizerError> {
+) -> Result<(), ShardingError> {
     let known = &layout.parameters()[parameter];
     let elements = gradient.as_ref().map(|it| it.shape().num_elements());
     let elements = elements.unwrap_or(expected);
     if elements == expected || known.elements() == 0 {
         return Ok(());
     }
-    Err(ZeroOptimizerError::OtherModel(format!(
+    Err(ShardingError::OtherModel(format!(
         "the gradient of {} has {elements} elements where {expected} belong: all gradients of a step come from the model \
-         that the ZeroOptimizer prepared or returned last; after loading weights prepare it again",
+         that the update prepared or returned last; after loading weights prepare it again",
         known.path
     )))
 }

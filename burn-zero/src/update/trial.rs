@@ -6,12 +6,13 @@ use burn::tensor::{Shape, Tensor, TensorData, TensorPrimitive, backend::Autodiff
 use burn_backend::ops::FloatTensorOps;
 use burn_decorator::ranks::copy_for_rank;
 use burn_ranks::{Partition, ProcessGroup, RanksError};
+use burn_update::{LastParts, UpdateError};
 use bytemuck::{cast_slice, pod_collect_to_vec};
 
 use super::parameter_shards::{ParameterShards, shard_id};
-use super::sharding::UpdateShards;
+use super::shard_update::ShardUpdate;
 use crate::host::read_floats;
-use crate::{ZeroError, ZeroOptimizerError, ZeroSettings};
+use crate::{ShardingError, ZeroError, ZeroSettings};
 
 /// Two matrices of four elements: optimizers for matrices panic on other tensors.
 const WEIGHTS: [f32; 8] = [0.5, -1.5, 2.0, -0.25, 1.25, -0.75, 0.125, 3.0];
@@ -38,43 +39,32 @@ const ROUNDING: f32 = 1e-6;
 ///
 /// # Errors
 ///
-/// [`ZeroOptimizerError::LayerInside`]; [`ZeroOptimizerError::NotShardable`] if the results differ
-/// by more than rounding.
-pub(super) fn run<B, U>(
-    inner: &U,
+/// [`ShardingError::NotShardable`] if the results differ by more than rounding.
+pub(super) fn run<B: AutodiffBackend>(
+    inner: &ShardUpdate<B>,
     settings: &ZeroSettings,
     ranks: usize,
     device: &B::Device,
-) -> Result<Vec<f32>, U::Error>
-where
-    B: AutodiffBackend,
-    U: UpdateShards<B>,
-{
-    copy_for_rank(|| inner.clone()).check_layers()?;
+) -> Result<Vec<f32>, UpdateError> {
     let mut found = Vec::new();
     for (name, alone) in inner.alone() {
-        found.extend(run_one::<B, U>(name, &alone, settings, ranks, device)?);
+        found.extend(run_one::<B>(name, &alone, settings, ranks, device)?);
     }
     Ok(found)
 }
 
 /// [`run`] for one optimizer.
-fn run_one<B, U>(
+fn run_one<B: AutodiffBackend>(
     optimizer: String,
-    inner: &U,
+    inner: &ShardUpdate<B>,
     settings: &ZeroSettings,
     ranks: usize,
     device: &B::Device,
-) -> Result<Vec<f32>, U::Error>
-where
-    B: AutodiffBackend,
-    U: UpdateShards<B>,
-{
+) -> Result<Vec<f32>, UpdateError> {
     // Handles of the optimizer, such as the norm's, are the copy's own.
     let copy = || copy_for_rank(|| inner.clone());
-    let together = |shape: [usize; 2], firsts: &[usize]| {
-        take_steps::<B, U>(copy(), ranks, shape, firsts, device)
-    };
+    let together =
+        |shape: [usize; 2], firsts: &[usize]| take_steps::<B>(copy(), ranks, shape, firsts, device);
     let shape = match settings.partition {
         Partition::Flat => [1, 1],
         Partition::Whole => [2, 2],
@@ -94,7 +84,7 @@ where
         return Ok(found);
     }
     let is_coupled = close(&found, &together(shape, &firsts)?, EXACT);
-    let refused = ZeroOptimizerError::NotShardable {
+    let refused = ShardingError::NotShardable {
         optimizer,
         whole: found,
         cut,
@@ -106,8 +96,7 @@ where
 const WHOLE: &str = "it does not update each element by itself: set `partition: Partition::Whole`, and clip by the global norm instead \
                      of tensor by tensor";
 const COUPLED: &str = "it updates a tensor in a way that depends on all it meets, which is one rank's shard: if it clips by the global \
-                       norm, clip in the update, `Update::new(adamw).clip_norm(1.0)?.reduce(..)?`, or hand it the norm over all ranks, \
-                       `let norm = clip.norm();` and `ZeroOptimizer::new(clip, ..)?.with_norm(move |value| norm.provide(value))`; otherwise it trains without ranks only";
+                       norm, clip in the update, `Update::new(adamw).clip_norm(1.0)?.reduce(..)?`; otherwise it trains without ranks only";
 
 /// Compares the trial's results of all ranks with rank 0's. Ranks whose optimizer was refused call
 /// it too.
@@ -116,10 +105,10 @@ const COUPLED: &str = "it updates a tensor in a way that depends on all it meets
 ///
 /// Why this rank's optimizer was refused; [`RanksError::Disagreement`] on all ranks if any differs;
 /// those of the group.
-pub(super) fn agree<E: From<ZeroError>>(
+pub(super) fn agree(
     group: &dyn ProcessGroup,
-    own: Result<Vec<f32>, E>,
-) -> Result<(), E> {
+    own: Result<Vec<f32>, UpdateError>,
+) -> Result<(), UpdateError> {
     let label = "settings of the optimizer, seen in what it makes of a trial";
     // A refused optimizer has no result.
     let bytes = own.as_ref().map_or(&[][..], |made| cast_slice(made));
@@ -148,18 +137,14 @@ pub(super) fn agree<E: From<ZeroError>>(
 }
 
 /// The weights of the tensors of this shape that begin at these elements, after the trial's steps.
-fn take_steps<B, U>(
-    mut inner: U,
+fn take_steps<B: AutodiffBackend>(
+    mut inner: ShardUpdate<B>,
     ranks: usize,
     shape: [usize; 2],
     firsts: &[usize],
     device: &B::Device,
-) -> Result<Vec<f32>, U::Error>
-where
-    B: AutodiffBackend,
-    U: UpdateShards<B>,
-{
-    let mut step = U::trial_step(LR);
+) -> Result<Vec<f32>, UpdateError> {
+    let mut step = LastParts::<ParameterShards<B>, B>::trial_step(LR);
     let tensor = |elements: &[f32; 8], first: usize| {
         let elements = elements[first..first + Shape::from(shape).num_elements()].to_vec();
         B::InnerBackend::float_from_data(TensorData::new(elements, shape), device)

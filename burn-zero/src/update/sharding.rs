@@ -1,84 +1,26 @@
-//! What a rank knows of a model that is sharded over ranks, whatever updates the shards: the
-//! wrapped optimizer of a [`ZeroOptimizer`](super::ZeroOptimizer), or the inside of an update.
+//! What a rank knows of a model that is sharded over ranks.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use burn::module::AutodiffModule;
-use burn::optim::{GradientsParams, Optimizer};
 use burn_backend::AutodiffBackend;
 use burn_decorator::ranks::SharedFn;
 use burn_decorator::repeated_block;
-use burn_ranks::{ProcessGroup, ReduceOp};
+use burn_ranks::ProcessGroup;
 use parking_lot::Mutex;
 
-use super::parameter_shards::ParameterShards;
 use super::prepare::attach_to;
-use super::rank_context::RankContext;
 use crate::parameters::{ParameterStore, Shard, Units, own_shards};
 use crate::recorder::Prepared;
 use crate::reduce::{GradientReducer, Layout, Owner};
 use crate::trace::trace_waits;
-use crate::{Stage, ZeroError, ZeroOptimizerError, ZeroSettings};
-
-/// Updates this rank's shards of the parameters. A clone is independent of it.
-pub(super) trait UpdateShards<B: AutodiffBackend>: Clone {
-    /// The optimizer, whose record is the state of the shards.
-    type Optimizer: Optimizer<ParameterShards<B>, B>;
-
-    /// What a step fails with.
-    type Error: From<ZeroError> + From<ZeroOptimizerError>;
-
-    /// What it is told of a step.
-    type Step;
-
-    /// Updates the shards. `norm` is that of the gradient over all parameters and ranks, if it is
-    /// wanted.
-    ///
-    /// # Errors
-    ///
-    /// Why they cannot be updated.
-    fn step(
-        &mut self,
-        step: &mut Self::Step,
-        norm: Option<f32>,
-        shards: ParameterShards<B>,
-        gradients: GradientsParams,
-    ) -> Result<ParameterShards<B>, Self::Error>;
-
-    /// A step of a trial, with this learning rate.
-    fn trial_step(lr: f64) -> Self::Step;
-
-    /// The learning rate of a step.
-    fn lr(step: &Self::Step) -> f64;
-
-    /// Whether a step over so many ranks needs the norm, which costs a collective.
-    fn wants_norm(&self, ranks: usize) -> bool;
-
-    /// # Errors
-    ///
-    /// [`ZeroOptimizerError::LayerInside`].
-    fn check_layers(&mut self) -> Result<(), Self::Error> {
-        Ok(())
-    }
-
-    /// One for each of the optimizers in it, with its name, for trials.
-    fn alone(&self) -> Vec<(String, Self)>;
-
-    /// The optimizer.
-    fn optimizer(&self) -> &Self::Optimizer;
-
-    /// The optimizer, to load a record.
-    fn optimizer_mut(&mut self) -> &mut Self::Optimizer;
-}
+use crate::{ShardingError, Stage, ZeroError, ZeroSettings};
 
 /// What a rank knows of a sharded model.
 #[derive(Debug)]
 pub(super) struct Sharding {
     pub(super) group: Arc<dyn ProcessGroup>,
-    /// Whether the group is taken from the rank context of the Learner's strategy; until then it
-    /// has one rank.
-    pub(super) in_learner: bool,
     pub(super) settings: ZeroSettings,
     pub(super) seed: Option<u64>,
     /// The unit of a parameter, by its path.
@@ -102,21 +44,16 @@ impl Clone for Sharding {
             owner: self.owner.clone(),
             leaves: self.leaves.clone(),
             prepared: Arc::new(Mutex::new(self.prepared.lock().clone())),
-            ..Self::of(self.group.clone(), self.in_learner, self.settings.clone())
+            ..Self::of(self.group.clone(), self.settings.clone())
         }
     }
 }
 
 impl Sharding {
-    pub(super) fn of(
-        group: Arc<dyn ProcessGroup>,
-        in_learner: bool,
-        settings: ZeroSettings,
-    ) -> Self {
+    pub(super) fn of(group: Arc<dyn ProcessGroup>, settings: ZeroSettings) -> Self {
         trace_waits(&*group);
         Self {
             group,
-            in_learner,
             settings,
             seed: None,
             unit: None,
@@ -143,43 +80,12 @@ impl Sharding {
         }
     }
 
-    /// [`ZeroOptimizer::items_of_all_ranks`](super::ZeroOptimizer::items_of_all_ranks).
-    pub(super) fn items_of_all_ranks(
-        &self,
-    ) -> impl Fn(f64) -> Result<f64, ZeroError> + Clone + Send + Sync + use<> + 'static {
-        let (own_group, in_learner, reduction) =
-            (self.group.clone(), self.in_learner, self.settings.reduction);
-        move |own| {
-            // In a Learner the ranks are those of the thread that trains.
-            let context = RankContext::here().filter(|_| in_learner);
-            let group = context
-                .as_ref()
-                .map_or(&own_group, |context| &context.group);
-            items_of_all_ranks(&**group, reduction, own)
-        }
-    }
-
-    /// The peak of gradient bytes on this rank.
-    pub(super) fn peak_gradient_bytes(&self) -> u64 {
-        let reducer = self.reducer.as_ref();
-        reducer.map_or(0, |reducer| reducer.tracker().peak_bytes())
-    }
-
-    /// The error of a step before the model was prepared.
-    pub(super) fn unprepared(&self) -> ZeroOptimizerError {
-        if self.in_learner {
-            ZeroOptimizerError::NoStrategy
-        } else {
-            ZeroOptimizerError::NotPrepared
-        }
-    }
-
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::NotPrepared`].
-    pub(super) fn layout(&self) -> Result<&Layout, ZeroOptimizerError> {
+    /// [`ShardingError::NotPrepared`].
+    pub(super) fn layout(&self) -> Result<&Layout, ShardingError> {
         let reducer = self.reducer.as_deref();
-        Ok(reducer.ok_or(ZeroOptimizerError::NotPrepared)?.layout())
+        Ok(reducer.ok_or(ShardingError::NotPrepared)?.layout())
     }
 
     /// Whether parameters are sharded: gathered unit by unit when they are used.
@@ -272,21 +178,4 @@ impl Sharding {
         attach_to::<B, M>(&reducer, &module);
         module
     }
-}
-
-/// The number of items that normalizes reduced gradients, from that of this rank. A collective.
-///
-/// # Errors
-///
-/// Those of the group.
-pub(super) fn items_of_all_ranks(
-    group: &dyn ProcessGroup,
-    reduction: ReduceOp,
-    own: f64,
-) -> Result<f64, ZeroError> {
-    let all = group.agree_sum("items of a micro-batch", own)?;
-    Ok(match reduction {
-        ReduceOp::Sum => all,
-        ReduceOp::Mean => all / group.world_size() as f64,
-    })
 }

@@ -10,7 +10,7 @@ use super::parameter_shards::MOST_DIMENSIONS;
 use crate::backend::{is_hooked, leaf_node};
 use crate::host::exchanged;
 use crate::reduce::ParameterSpec;
-use crate::{Partition, ZeroOptimizerError};
+use crate::{Partition, ShardingError};
 use burn_decorator::module::{for_each_float, map_floats};
 
 /// The parameters of a module that require gradients. `ParamId`s are random in each process, so
@@ -110,21 +110,17 @@ impl Parameters {
 
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::UnsupportedDtype`] if collectives do not support a type;
-    /// [`ZeroOptimizerError::TooManyDimensions`] if a parameter has more dimensions than a whole
+    /// [`ShardingError::UnsupportedDtype`] if collectives do not support a type;
+    /// [`ShardingError::TooManyDimensions`] if a parameter has more dimensions than a whole
     /// shard can have.
-    pub(super) fn check(
-        &self,
-        ranks: usize,
-        partition: Partition,
-    ) -> Result<(), ZeroOptimizerError> {
+    pub(super) fn check(&self, ranks: usize, partition: Partition) -> Result<(), ShardingError> {
         for ParameterSpec { path, shape, dtype } in &self.list {
             let (path, dtype, dimensions) = (path.clone(), *dtype, shape.len());
             if ranks > 1 && exchanged(dtype).is_none() {
-                return Err(ZeroOptimizerError::UnsupportedDtype { path, dtype });
+                return Err(ShardingError::UnsupportedDtype { path, dtype });
             }
             if partition == Partition::Whole && dimensions > MOST_DIMENSIONS {
-                return Err(ZeroOptimizerError::TooManyDimensions { path, dimensions });
+                return Err(ShardingError::TooManyDimensions { path, dimensions });
             }
         }
         Ok(())
@@ -132,8 +128,8 @@ impl Parameters {
 
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::OtherModel`] unless these are `expected`.
-    pub(crate) fn check_same(&self, expected: &[ParameterSpec]) -> Result<(), ZeroOptimizerError> {
+    /// [`ShardingError::OtherModel`] unless these are `expected`.
+    pub(crate) fn check_same(&self, expected: &[ParameterSpec]) -> Result<(), ShardingError> {
         let longest = self.list.len().max(expected.len());
         let differs = |&index: &usize| self.list.get(index) != expected.get(index);
         let Some(index) = (0..longest).find(differs) else {
@@ -141,7 +137,7 @@ impl Parameters {
         };
         let describe = |found: Option<&ParameterSpec>| found.map_or("none".to_owned(), describe);
         let (found, expected) = (self.list.get(index), expected.get(index));
-        Err(ZeroOptimizerError::OtherModel(format!(
+        Err(ShardingError::OtherModel(format!(
             "parameter {index} of the module is {}, but that of the prepared model is {}: prepare the model again after \
              changing it",
             describe(found),
@@ -151,13 +147,13 @@ impl Parameters {
 
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::OtherModel`] if a parameter that the module holds twice is not one
+    /// [`ShardingError::OtherModel`] if a parameter that the module holds twice is not one
     /// leaf.
-    pub(super) fn check_tied(&self) -> Result<(), ZeroOptimizerError> {
+    pub(super) fn check_tied(&self) -> Result<(), ShardingError> {
         let Some((first, again)) = &self.apart else {
             return Ok(());
         };
-        Err(ZeroOptimizerError::OtherModel(format!(
+        Err(ShardingError::OtherModel(format!(
             "{again} is {} held again, but the two are separate leaves now, and Burn keeps the gradient of one of them \
              only: `load_record` and `fork` take tied parameters apart, so prepare the model again after them",
             self.list[*first].path
