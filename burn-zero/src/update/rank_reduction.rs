@@ -76,7 +76,7 @@ impl RankReduction {
     }
 
     /// For a Learner, whose strategy brings the ranks:
-    /// [`reduce_in_learner`](ReduceOverRanks::reduce_in_learner).
+    /// [`reduce_in_learner`](crate::ReduceOverRanks::reduce_in_learner).
     pub fn in_learner(settings: ZeroSettings) -> Self {
         Self {
             sharding: Sharding::of(Arc::new(SingleRank::new()), settings),
@@ -147,7 +147,7 @@ impl RankReduction {
 
     /// Saves and loads whole trainings with the update: see [`Recorder`]. An average of the weights,
     /// or another part's tensors, are only in records of a Learner
-    /// ([`reduce_in_learner`](ReduceOverRanks::reduce_in_learner)): with them saving is refused.
+    /// ([`reduce_in_learner`](crate::ReduceOverRanks::reduce_in_learner)): with them saving is refused.
     ///
     /// # Errors
     ///
