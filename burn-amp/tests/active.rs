@@ -1,17 +1,20 @@
 //! Which scale `backward` uses, and what becomes of the losses that it saw.
 
+mod support;
+
 use std::{sync::Barrier, thread};
 
 use burn::{
     backend::Autodiff,
     module::Param,
     nn::{Linear, LinearConfig},
-    optim::{GradientsParams, Optimizer, SgdConfig},
+    optim::{GradientsParams, SgdConfig},
     tensor::{DType, Tensor},
     train::Interrupter,
 };
-use burn_amp::{AmpError, Autocast, Detection, F16, GradScaler, GradScalerConfig, OverflowCause};
+use burn_amp::{AmpError, Autocast, F16, GradScaler, GradScalerConfig, OverflowCause};
 use burn_flex::Flex;
+use support::scaled;
 
 type B = Autocast<Autodiff<Flex>, F16>;
 
@@ -72,10 +75,10 @@ fn each_thread_uses_the_scaler_that_is_bound_to_it() {
         assert_active(init_scale);
 
         // The two share the device; only this thread's scale backs off.
-        let mut optimizer = scaler.wrap(SgdConfig::new().init());
+        let mut optimizer = scaled(&scaler, SgdConfig::new().init());
         let model = model();
         let gradients = gradients(&model, f32::NAN);
-        let _: Linear<B> = optimizer.step(0.1, model, gradients);
+        let _: Linear<B> = optimizer.step(0.1, model, gradients).unwrap();
         both.wait();
         assert_active(init_scale / 2.0);
     };
@@ -103,99 +106,69 @@ fn a_disabled_scaler_scales_nothing() {
 }
 
 #[test]
-fn the_device_computes_the_scale_that_the_host_would() {
-    let overflows = [0, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1].map(|overflows| overflows == 1);
-    let steps = |detection, check: &mut dyn FnMut(&GradScaler)| {
-        let scaler = scaler(8.0).with_detection(detection);
-        let mut optimizer = scaler.wrap(SgdConfig::new().init());
-        let mut model = model();
-        for overflows in overflows {
-            let gradients = gradients(&model, if overflows { f32::INFINITY } else { 1.0 });
-            model = optimizer.step(0.1, model, gradients);
-            check(&scaler);
-        }
-    };
-    let mut scales = Vec::new();
-    steps(Detection::Sync, &mut |scaler| scales.push(scaler.scale()));
-    let mut scales = scales.into_iter();
-    // The host does not ask for the scale, so it is the device's.
-    steps(Detection::Deferred, &mut |_| {
-        assert_active(scales.next().unwrap())
-    });
-}
-
-#[test]
 fn a_non_finite_loss_is_told_apart_from_an_overflow() {
-    for detection in [Detection::Sync, Detection::Deferred] {
-        let scaler = scaler(8.0).with_detection(detection);
-        let mut optimizer = scaler.wrap(SgdConfig::new().init());
-        let mut step = |loss, gradient| {
-            backward(loss);
-            let model = model();
-            let gradients = gradients(&model, gradient);
-            let _: Linear<B> = optimizer.step(0.1, model, gradients);
-            scaler.last_overflow().map(|overflow| overflow.cause)
-        };
-        assert_eq!(step(1.0, 1.0), None);
-        assert_eq!(step(1.0, f32::INFINITY), Some(OverflowCause::Gradient));
-        assert_eq!(step(f32::NAN, f32::NAN), Some(OverflowCause::NonFiniteLoss));
-        assert_eq!(
-            step(2.0, f32::NAN),
-            Some(OverflowCause::Gradient),
-            "losses are forgotten"
-        );
-        // Not the first steps, which are skipped without an error.
-        assert_eq!(scaler.error(), None);
-    }
+    let scaler = scaler(8.0);
+    let mut optimizer = scaled(&scaler, SgdConfig::new().init());
+    let mut step = |loss, gradient| {
+        backward(loss);
+        let model = model();
+        let gradients = gradients(&model, gradient);
+        let _: Linear<B> = optimizer.step(0.1, model, gradients).unwrap();
+        scaler.last_overflow().map(|overflow| overflow.cause)
+    };
+    assert_eq!(step(1.0, 1.0), None);
+    assert_eq!(step(1.0, f32::INFINITY), Some(OverflowCause::Gradient));
+    assert_eq!(step(f32::NAN, f32::NAN), Some(OverflowCause::NonFiniteLoss));
+    assert_eq!(
+        step(2.0, f32::NAN),
+        Some(OverflowCause::Gradient),
+        "losses are forgotten"
+    );
+    // Not the first steps, which are skipped without an error.
+    assert_eq!(scaler.error(), None);
 }
 
 #[test]
 fn a_loss_that_is_nan_from_the_first_step_stops_training() {
-    for detection in [Detection::Sync, Detection::Deferred] {
-        let interrupter = Interrupter::new();
-        let scaler = scaler(1024.0)
-            .with_detection(detection)
-            .with_interrupter(interrupter.clone());
-        let mut optimizer = scaler.wrap(SgdConfig::new().init());
-        let mut step = || {
-            backward(f32::NAN);
-            let model = model();
-            let gradients = gradients(&model, f32::NAN);
-            let _: Linear<B> = optimizer.step(0.1, model, gradients);
-            scaler.error()
-        };
-        assert_eq!(step(), None);
-        assert_eq!(step(), None);
-        let error = AmpError::NonFiniteLoss {
-            step: 3,
-            scale: 256.0,
-            attempts: 3,
-        };
-        assert_eq!(step(), Some(error.clone()));
-        assert!(interrupter.should_stop());
-        assert_eq!(interrupter.get_message(), Some(error.to_string()));
-    }
+    let interrupter = Interrupter::new();
+    let scaler = scaler(1024.0).with_interrupter(interrupter.clone());
+    let mut optimizer = scaled(&scaler, SgdConfig::new().init());
+    let mut step = || {
+        backward(f32::NAN);
+        let model = model();
+        let gradients = gradients(&model, f32::NAN);
+        let _: Linear<B> = optimizer.step(0.1, model, gradients).unwrap();
+        scaler.error()
+    };
+    assert_eq!(step(), None);
+    assert_eq!(step(), None);
+    let error = AmpError::NonFiniteLoss {
+        step: 3,
+        scale: 256.0,
+        attempts: 3,
+    };
+    assert_eq!(step(), Some(error.clone()));
+    assert!(interrupter.should_stop());
+    assert_eq!(interrupter.get_message(), Some(error.to_string()));
 }
 
 #[test]
 fn an_overflow_has_the_scale_of_its_backward_pass() {
-    for detection in [Detection::Sync, Detection::Deferred] {
-        for (passes_first, expected) in [(true, 1024.0), (false, 512.0)] {
-            let scaler = scaler(1024.0).with_detection(detection);
-            let mut optimizers = [(); 2].map(|()| scaler.wrap(SgdConfig::new().init()));
-            if passes_first {
-                (0..2).for_each(|_| backward(1.0));
-            }
-            for optimizer in &mut optimizers {
-                if !passes_first {
-                    backward(1.0);
-                }
-                let model = model();
-                let gradients = gradients(&model, f32::INFINITY);
-                let _: Linear<B> = optimizer.step(0.1, model, gradients);
-            }
-            let overflow = scaler.last_overflow().unwrap();
-            assert_eq!((overflow.step, overflow.scale), (2, expected));
+    for (passes_first, expected) in [(true, 1024.0), (false, 512.0)] {
+        let scaler = scaler(1024.0);
+        let mut optimizers = [(); 2].map(|()| scaled(&scaler, SgdConfig::new().init()));
+        if passes_first {
+            (0..2).for_each(|_| backward(1.0));
         }
+        for optimizer in &mut optimizers {
+            if !passes_first {
+                backward(1.0);
+            }
+            let model = model();
+            let gradients = gradients(&model, f32::INFINITY);
+            let _: Linear<B> = optimizer.step(0.1, model, gradients).unwrap();
+        }
+        let overflow = scaler.last_overflow().unwrap();
+        assert_eq!((overflow.step, overflow.scale), (2, expected));
     }
 }

@@ -9,7 +9,7 @@ use burn::{
 };
 use burn_amp::{Detection, GradScaler, GradScalerConfig, Overflow};
 use proptest::{collection::vec, prelude::*};
-use support::{B, Net, gradients, json, net, state, values};
+use support::{B, Net, gradients, json, net, state_of, values};
 
 /// What happens at one step.
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ struct Outcome {
     last_overflow: Option<Overflow>,
 }
 
-fn train<O: Optimizer<Net<B>, B>>(
+fn train<O: Optimizer<Net<B>, B> + 'static>(
     optimizer: &O,
     mut net: Net<B>,
     steps: &[Step],
@@ -82,7 +82,7 @@ fn train<O: Optimizer<Net<B>, B>>(
     Outcome {
         parameters_after_each_step,
         records,
-        moments: state(scaled.inner()),
+        moments: state_of(scaled.inner()),
         scale: scaler.scale(),
         growth_tracker: scaler.growth_tracker(),
         steps: scaler.steps(),
@@ -91,7 +91,7 @@ fn train<O: Optimizer<Net<B>, B>>(
     }
 }
 
-fn deferred_is_sync<O: Optimizer<Net<B>, B>>(optimizer: O, steps: &[Step]) {
+fn deferred_is_sync<O: Optimizer<Net<B>, B> + 'static>(optimizer: O, steps: &[Step]) {
     let net = net();
     let sync = train(&optimizer, net.clone(), steps, Detection::Sync);
     let deferred = train(&optimizer, net, steps, Detection::Deferred);

@@ -6,13 +6,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use burn::backend::Autodiff;
 use burn::module::Param;
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::{GradientsParams, Optimizer, SgdConfig};
+use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::Tensor;
 use burn_amp::{
     AmpConfig, Autocast, Bf16, Configured, F16, F32, GradScaler, Off, Policy, Watch,
     explain_overflow, explained,
 };
 use burn_flex::Flex;
+use burn_update::Update;
 
 type B<P> = Autocast<Autodiff<Watch<Flex>>, P>;
 
@@ -91,14 +92,15 @@ fn a_scaled_step_runs_again_at_its_scale_and_out_of_the_scalers_sight() {
     let _turn = turn();
     type F = B<F16>;
     let scaler = GradScaler::default();
-    let mut optimizer = scaler.wrap(SgdConfig::new().init::<F, Linear<F>>());
+    let update = Update::new(SgdConfig::new().init::<F, Linear<F>>());
+    let mut update = update.scale(scaler.clone()).unwrap();
     let mut model = linear::<F16>(1.0);
     // At scales of 65536 and 32768 the gradient of 2 is not finite in f16; without one it is.
     for _ in 0..4 {
         let gradients = explain_overflow(&model, 2.0, |model, x| {
             GradientsParams::from_grads(output(model, x).mean().backward(), model)
         });
-        model = optimizer.step(1e-3, model, gradients);
+        model = update.step(1e-3, model, gradients).unwrap();
     }
     let found = scaler.first_non_finite().expect("explained");
     assert!(found.backward, "{found}");

@@ -4,11 +4,11 @@ mod support;
 
 use burn::{
     data::dataloader::Progress,
-    optim::{AdamConfig, Optimizer},
+    optim::AdamConfig,
     train::metric::{Adaptor, Metric, MetricMetadata, Numeric},
 };
 use burn_amp::{GradScaler, LossScaleMetric, SkippedStepsMetric};
-use support::{B, Net, gradients, net};
+use support::{B, Net, gradients, net, scaled};
 
 fn metadata() -> MetricMetadata {
     let progress = || Progress {
@@ -39,10 +39,11 @@ fn metrics_follow_the_scaler() {
     assert_eq!(update(&mut scale), (65536.0, "65536".to_owned()));
     assert_eq!(update(&mut skipped), (0.0, "0".to_owned()));
 
-    let mut optimizer = scaler.wrap(AdamConfig::new().init());
+    let mut optimizer = scaled(&scaler, AdamConfig::new().init());
     let mut net: Net<B> = net();
     for overflowing in [&[1][..], &[], &[2]] {
-        net = optimizer.step(0.1, net.clone(), gradients(&net, 0, overflowing));
+        let gradients = gradients(&net, 0, overflowing);
+        net = optimizer.step(0.1, net, gradients).unwrap();
     }
     assert_eq!(update(&mut scale), (16384.0, "16384".to_owned()));
     assert_eq!(update(&mut skipped), (2.0, "2".to_owned()));

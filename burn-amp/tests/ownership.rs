@@ -9,17 +9,13 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
-use burn_amp::{AmpError, Autocast, F16, GradScaler, GradScalerConfig, ScaledOptimizer};
+use burn_amp::{AmpError, Autocast, F16, GradScaler, GradScalerConfig};
 use burn_flex::Flex;
+use burn_update::Update;
 use log::{LevelFilter, Log, Metadata, Record};
 
 type B = Autocast<Autodiff<Flex>, F16>;
 type Gradients = <B as AutodiffBackend>::Gradients;
-type Sgd = burn::optim::adaptor::OptimizerAdaptor<
-    burn::optim::Sgd<<B as AutodiffBackend>::InnerBackend>,
-    Linear<B>,
-    B,
->;
 
 fn linear(value: f32) -> Linear<B> {
     let device = Default::default();
@@ -42,7 +38,7 @@ fn turn() -> MutexGuard<'static, ()> {
 /// A network with a scaler of its own.
 struct Network {
     scaler: GradScaler,
-    optimizer: ScaledOptimizer<Sgd>,
+    update: Update<Linear<B>, B>,
     model: Linear<B>,
     /// Its loss is the output times this.
     factor: f64,
@@ -52,11 +48,11 @@ struct Network {
 impl Network {
     fn new(factor: f64) -> Self {
         let scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
-        let optimizer = scaler.wrap(SgdConfig::new().init());
+        let update = Update::new(SgdConfig::new().init());
         let model = linear(0.5);
         Self {
+            update: update.scale(scaler.clone()).unwrap(),
             scaler,
-            optimizer,
             model,
             factor,
             taken: 0,
@@ -72,7 +68,8 @@ impl Network {
         let before = weight(&self.model);
         let gradients = backward(&self.scaler, self.loss());
         let gradients = GradientsParams::from_grads(gradients, &self.model);
-        self.model = self.optimizer.step(1e-3, self.model.clone(), gradients);
+        let model = self.model.clone();
+        self.model = self.update.step(1e-3, model, gradients).unwrap();
         self.taken += usize::from(weight(&self.model) != before);
     }
 }
@@ -134,7 +131,7 @@ fn a_training_that_scales_by_hand_is_left_alone_beside_a_live_scaler() {
     assert_eq!((network.taken, network.scaler.scale()), (11, 65_536.0));
     // On another thread, one after the other and in turn.
     thread::scope(|scope| scope.spawn(|| train_by_hand(&mut || ())).join().unwrap());
-    // A scaler that no optimizer is wrapped by scales nothing: no step would be skipped for it.
+    // A scaler that no update has scales nothing: no step would be skipped for it.
     let _scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
     train_by_hand(&mut || ());
     drop(network);
@@ -162,7 +159,7 @@ fn losses_on_the_threads_of_a_learner_are_scaled_from_the_first_on() {
             worker.join().unwrap()
         });
         let model = network.model.clone();
-        network.model = network.optimizer.step(1e-3, model, gradients);
+        network.model = network.update.step(1e-3, model, gradients).unwrap();
     }
     assert_eq!(network.scaler.skipped_steps(), 6);
     thread::scope(|scope| scope.spawn(|| train_by_hand(&mut || ())).join().unwrap());
@@ -217,7 +214,7 @@ fn a_model_whose_parameters_are_made_anew_after_each_step_is_scaled_again_after_
         let mut gradients = GradientsParams::new();
         gradients.register(network.model.weight.id, gradient);
         let model = network.model.clone();
-        let model = network.optimizer.step(1e-3, model, gradients);
+        let model = network.update.step(1e-3, model, gradients).unwrap();
         network.model.weight = Param::initialized(
             network.model.weight.id,
             Tensor::from_data(model.weight.val().into_data(), &Default::default()).require_grad(),

@@ -2,38 +2,38 @@
 
 mod support;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use burn::{
     module::{Module, ModuleMapper, Param},
-    optim::{Optimizer, SgdConfig},
+    optim::SgdConfig,
     tensor::{DType, FloatDType, Tensor},
     train::Interrupter,
 };
-use burn_amp::{AmpError, Detection, GradScaler, GradScalerConfig};
-use support::{B, Net, PATHS, gradients, net, values};
+use burn_amp::{AmpError, GradScaler, GradScalerConfig};
+use burn_update::UpdateError;
+use support::{B, Net, PATHS, gradients, net, scaled, values};
 
 const LR: f64 = 0.1;
 
 /// Overflows until the scale is 1, and once more.
-fn collapse(scaler: &GradScaler) {
-    let mut optimizer = scaler.wrap(SgdConfig::new().init());
+fn collapse(scaler: &GradScaler) -> Result<(), UpdateError> {
+    let mut update = scaled(scaler, SgdConfig::new().init());
     let net = net();
     let before = values(&net);
     for step in 0..3 {
-        let after: Net<B> = optimizer.step(LR, net.clone(), gradients(&net, step, &[2, 5]));
+        let after: Net<B> = update.step(LR, net.clone(), gradients(&net, step, &[2, 5]))?;
         assert_eq!(values(&after), before);
     }
-    // With deferred detection the verdict over the third comes with the fourth.
-    let _: Net<B> = optimizer.step(LR, net.clone(), gradients(&net, 3, &[]));
+    // An interrupter ends the training when it takes effect, and until then steps go on.
+    let _: Net<B> = update.step(LR, net.clone(), gradients(&net, 3, &[]))?;
+    Ok(())
 }
 
-fn about_to_collapse(detection: Detection) -> GradScaler {
+fn about_to_collapse() -> GradScaler {
     let config = GradScalerConfig {
         init_scale: 4.0,
         ..Default::default()
     };
-    GradScaler::new(&config).unwrap().with_detection(detection)
+    GradScaler::new(&config).unwrap()
 }
 
 fn collapsed() -> AmpError {
@@ -47,27 +47,24 @@ fn collapsed() -> AmpError {
 }
 
 #[test]
-fn a_collapsed_scale_panics() {
-    for detection in [Detection::Sync, Detection::Deferred] {
-        let scaler = about_to_collapse(detection);
-        let panic = catch_unwind(AssertUnwindSafe(|| collapse(&scaler))).unwrap_err();
-        let message = panic.downcast::<String>().unwrap();
-        assert_eq!(*message, collapsed().to_string());
-        assert!(message.contains("layers.1.weight, norm.beta"), "{message}");
-        assert_eq!(scaler.error(), Some(collapsed()));
-    }
+fn a_collapsed_scale_is_an_error() {
+    let scaler = about_to_collapse();
+    let error = collapse(&scaler).unwrap_err();
+    assert_eq!(error.cause::<AmpError>(), Some(&collapsed()));
+    let message = error.to_string();
+    assert!(message.contains(&collapsed().to_string()), "{message}");
+    assert!(message.contains("layers.1.weight, norm.beta"), "{message}");
+    assert_eq!(scaler.error(), Some(collapsed()));
 }
 
 #[test]
 fn a_collapsed_scale_stops_the_learner_if_it_can() {
-    for detection in [Detection::Sync, Detection::Deferred] {
-        let interrupter = Interrupter::new();
-        let scaler = about_to_collapse(detection).with_interrupter(interrupter.clone());
-        collapse(&scaler);
-        assert!(interrupter.should_stop());
-        assert_eq!(interrupter.get_message(), Some(collapsed().to_string()));
-        assert_eq!(scaler.error(), Some(collapsed()));
-    }
+    let interrupter = Interrupter::new();
+    let scaler = about_to_collapse().with_interrupter(interrupter.clone());
+    collapse(&scaler).unwrap();
+    assert!(interrupter.should_stop());
+    assert_eq!(interrupter.get_message(), Some(collapsed().to_string()));
+    assert_eq!(scaler.error(), Some(collapsed()));
 }
 
 #[test]
@@ -76,12 +73,13 @@ fn a_fixed_scale_stops_after_a_hundred_skipped_steps_in_a_row() {
     let scaler = GradScaler::new(GradScalerConfig::fixed(128.0))
         .unwrap()
         .with_interrupter(interrupter.clone());
-    let mut optimizer = scaler.wrap(SgdConfig::new().init());
+    let mut update = scaled(&scaler, SgdConfig::new().init());
     let mut net = net();
     for step in 0..200 {
         assert!(!interrupter.should_stop(), "step {step}");
         let overflowing: &[usize] = if step == 99 { &[] } else { &[0] };
-        net = optimizer.step(LR, net.clone(), gradients(&net, step, overflowing));
+        let gradients = gradients(&net, step, overflowing);
+        net = update.step(LR, net, gradients).unwrap();
         assert_eq!(scaler.scale(), 128.0);
     }
     assert!(interrupter.should_stop());
@@ -95,7 +93,7 @@ fn half_precision_parameters_are_refused() {
     ] {
         let interrupter = Interrupter::new();
         let scaler = GradScaler::default().with_interrupter(interrupter.clone());
-        let mut optimizer = scaler.wrap(SgdConfig::new().init());
+        let mut update = scaled(&scaler, SgdConfig::new().init());
 
         struct ToHalf(FloatDType);
         impl ModuleMapper<B> for ToHalf {
@@ -109,7 +107,7 @@ fn half_precision_parameters_are_refused() {
         let full = net();
         let gradients = gradients(&full, 0, &[]);
         let half = full.map(&mut ToHalf(cast));
-        let _: Net<B> = optimizer.step(LR, half, gradients);
+        let _: Net<B> = update.step(LR, half, gradients).unwrap();
 
         let error = AmpError::HalfPrecisionParameter {
             path: PATHS[0].to_owned(),

@@ -161,8 +161,9 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
             if !record.has(&name) && part.save().is_none() {
                 continue;
             }
-            if let Some(state) = record.take(&name)? {
-                part.load(state, &device)?;
+            match record.take(&name)? {
+                Some(state) => part.load(state, &device)?,
+                None => part.start_anew(),
             }
         }
         record.finish()?;

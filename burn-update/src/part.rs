@@ -38,6 +38,12 @@ pub trait Stateful<B: AutodiffBackend>: Any + Send {
         let _ = (state, device);
         Ok(())
     }
+
+    /// Starts anew, because the record that is loaded does not have the part
+    /// ([`UpdateRecord::with_new`](crate::UpdateRecord::with_new)). By default nothing: a part that
+    /// was just made is new. One that shares its state with a handle, as a loss scale does, resets
+    /// it.
+    fn start_anew(&mut self) {}
 }
 
 /// A part that changes the gradients of an update, or looks at the updated model: a filter, noise,

@@ -113,6 +113,11 @@ impl<B: AutodiffBackend> Stateful<B> for UpdateScale {
         self.scaler.shared.settled().load_record(Some(saved));
         Ok(())
     }
+
+    /// Unless the record of another update of the same scaler was loaded, which held the scale.
+    fn start_anew(&mut self) {
+        self.scaler.shared.settled().load_record(None);
+    }
 }
 
 impl<B: AutodiffBackend> Scale<B> for UpdateScale {

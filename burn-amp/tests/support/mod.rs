@@ -3,13 +3,18 @@
 
 use burn::{
     backend::Autodiff,
-    module::{Module, ModuleVisitor, Param},
+    module::{AutodiffModule, Module, ModuleVisitor, Param},
     nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig},
     optim::{GradientsParams, Optimizer},
     record::{FullPrecisionSettings, Record},
-    tensor::{Tensor, backend::Backend},
+    tensor::{
+        Tensor,
+        backend::{AutodiffBackend, Backend},
+    },
 };
+use burn_amp::GradScaler;
 use burn_flex::Flex;
+use burn_update::Update;
 
 pub type Inner = Flex;
 pub type B = Autodiff<Flex>;
@@ -69,9 +74,23 @@ pub fn json<R: Record<B>>(record: R) -> serde_json::Value {
     serde_json::to_value(record.into_item::<FullPrecisionSettings>()).unwrap()
 }
 
-/// The optimizer's state, as a value that can be compared.
-pub fn state<O: Optimizer<Net<B>, B>>(optimizer: &O) -> serde_json::Value {
-    json(optimizer.to_record())
+/// An update by `optimizer` under `scaler`.
+pub fn scaled<M, B>(scaler: &GradScaler, optimizer: impl Optimizer<M, B> + 'static) -> Update<M, B>
+where
+    M: AutodiffModule<B> + 'static,
+    B: AutodiffBackend,
+{
+    Update::new(optimizer).scale(scaler.clone()).unwrap()
+}
+
+/// The state of an update's optimizer, as a value that can be compared.
+pub fn state(update: &Update<Net<B>, B>) -> serde_json::Value {
+    json(update.record())["parts"]["optimizer"].clone()
+}
+
+/// The state of an optimizer, as that of an update's.
+pub fn state_of(optimizer: &(impl Optimizer<Net<B>, B> + 'static)) -> serde_json::Value {
+    state(&Update::new(optimizer.clone()))
 }
 
 struct Filler<'a> {

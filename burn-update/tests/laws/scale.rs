@@ -8,6 +8,7 @@ use burn::optim::SgdConfig;
 use burn::record::{FullPrecisionSettings, Record};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor};
+use burn_accum::AccumConfig;
 use burn_amp::{AmpError, GradScaler, GradScalerConfig};
 use burn_update::{AverageConfig, Update, UpdateError};
 use traces::traces;
@@ -116,6 +117,54 @@ fn a_loss_in_f16_is_scaled_and_an_overflow_found() {
     assert!(scaler.skipped_steps() > 5 && scaler.skipped_steps() < 25);
     assert_eq!(update.updates(), 30 - scaler.skipped_steps());
     assert!(scaler.scale() < 2.0_f32.powi(25));
+}
+
+/// Asserts that losses of `scaler` have this scale: the gradient of an f16 tensor times it is in the
+/// range of f16 or just beyond. The host does not ask the scaler for it.
+fn assert_active(scaler: &GradScaler, scale: f32) {
+    for (scaled, is_finite) in [(64_512.0, true), (65_536.0, false)] {
+        let x = Tensor::<Half, 1>::ones([1], (&Default::default(), DType::F16)).require_grad();
+        let gradient = scaled / scale;
+        let gradients = scaler.backward(x.clone().mul_scalar(gradient).sum());
+        let found = x.grad(&gradients).unwrap().into_scalar();
+        let expected = if is_finite { gradient } else { f32::INFINITY };
+        assert_eq!(found, expected, "at a scale of {scale}");
+    }
+}
+
+/// Within a window the host does not read which micro-batch overflowed, so the device selects the
+/// scale of the next loss.
+#[test]
+fn the_device_computes_the_scale_that_the_host_would() {
+    let overflows = [0, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1].map(|overflows| overflows == 1);
+    let steps = |check: &mut dyn FnMut(&GradScaler)| {
+        let config = GradScalerConfig {
+            init_scale: 8.0,
+            growth_interval: 1,
+            ..Default::default()
+        };
+        let scaler = GradScaler::new(config).unwrap();
+        let mut update = Update::new(adamw())
+            .accumulate(AccumConfig::mean(4))
+            .unwrap()
+            .scale(scaler.clone())
+            .unwrap();
+        let mut model = net::<Half>();
+        for (step, overflows) in overflows.into_iter().enumerate() {
+            let bad: &[usize] = if overflows { &[1] } else { &[] };
+            let made_up = gradients(&model, step, bad);
+            model = update.step(LR, model, made_up).unwrap();
+            check(&scaler);
+        }
+    };
+    let mut scales = Vec::new();
+    steps(&mut |scaler| scales.push(scaler.scale()));
+    let expected = [
+        8.0, 4.0, 4.0, 4.0, 8.0, 4.0, 2.0, 2.0, 2.0, 2.0, 4.0, 4.0, 4.0, 2.0,
+    ];
+    assert_eq!(scales, expected);
+    let mut scales = scales.into_iter();
+    steps(&mut |scaler| assert_active(scaler, scales.next().unwrap()));
 }
 
 #[test]
