@@ -17,9 +17,8 @@ use burn_decorator::non_finite::{
 use burn_update::{Arrived, UpdateError};
 
 use crate::{
-    AccumConfig, AccumError, NonFinite, Normalization, PartialWindow, UpdateCounter,
-    WindowSchedule,
-    sums::{AnyWindow, Known, Unread},
+    AccumConfig, AccumError, NonFinite, Normalization, UpdateCounter, WindowSchedule,
+    sums::{AnyWindow, Known, Sums, Unread},
     tally::{Step, Tally},
 };
 
@@ -27,7 +26,30 @@ use crate::{
 const PATIENCE: u64 = 100;
 
 /// The accumulation of a [`burn_update::Update`]: [`AccumConfig`] with the settings and the handle
-/// that it lacks. [`MultiSteps`](crate::MultiSteps) is the same around an optimizer.
+/// that it lacks (optax's `MultiSteps`, Accelerate's `accumulate`).
+///
+/// ```text
+/// step(gradients):
+///     if all finite:  sum += gradients;  weight += 1        # Tokens: += items
+///     if ++micro_step >= steps:                             # or flush
+///         if weight > 0:  the update continues with sum / weight    # Sum: sum
+///         sum, weight, micro_step = 0
+/// ```
+///
+/// Between updates neither parameters nor optimizer change. A parameter without a gradient in some
+/// micro-batches of a window contributes zero there; one without any gradient in a window gets none
+/// in the update, as without accumulation. With a window of one micro-batch on one device every
+/// step is the optimizer's, bit for bit.
+///
+/// A step with the gradients of several devices is one micro-step; each device that brings
+/// gradients counts as a micro-batch. Where Burn itself adds up the gradients of several devices,
+/// [`Normalization::Tokens`] is exact and [`Normalization::Mean`] is not, because the number of
+/// micro-batches is unknown.
+///
+/// The record of the update holds the partial window, its sums in f32. Under another window length
+/// it is kept: it ends when the new length is reached, or at the next micro-step if it is already
+/// exceeded. A clone has its own window, and shares the [`UpdateCounter`]; a copy for another rank
+/// ([`copy_for_rank`](burn_decorator::ranks::copy_for_rank)) has its own.
 ///
 /// ```
 /// use burn::{backend::Autodiff, nn::Linear, optim::SgdConfig};
@@ -41,6 +63,20 @@ const PATIENCE: u64 = 100;
 /// assert_eq!(counter.updates(), update.updates());
 /// # Ok::<(), burn_update::UpdateError>(())
 /// ```
+///
+/// # Errors
+///
+/// A step fails with an [`AccumError`]: [`MissingCount`](AccumError::MissingCount),
+/// [`InvalidCount`](AccumError::InvalidCount), [`NoItems`](AccumError::NoItems) under `Tokens`,
+/// [`UnexpectedCount`](AccumError::UnexpectedCount) under `Mean`,
+/// [`NothingFinite`](AccumError::NothingFinite) after 100 windows in a row of which all
+/// micro-batches were dropped.
+///
+/// # Cost
+///
+/// One f32 copy of the gradients. A micro-step reads each gradient and reads and writes each sum
+/// (the first of a window only keeps the gradients); an update reads and writes the sums once more.
+/// To find non-finite gradients: see [`NonFinite`].
 #[derive(Clone)]
 pub struct Accumulation {
     normalization: Normalization,
@@ -51,6 +87,12 @@ pub struct Accumulation {
     counter: UpdateCounter,
     /// Whether the sums of the window have been handed out, and its outcome is awaited.
     is_closed: bool,
+}
+
+/// The sums and counters of a window that is not complete.
+pub(crate) struct PartialWindow<I: Backend> {
+    pub(crate) tally: Tally,
+    pub(crate) sums: Sums<I>,
 }
 
 /// What others decide of a micro-step.
@@ -300,11 +342,6 @@ impl Accumulation {
         }
         self.is_closed = true;
         Ok(Some(update.into_one()))
-    }
-
-    /// Windows that became an update.
-    pub(crate) fn updates_so_far(&self) -> u64 {
-        self.tally.updates
     }
 
     /// Whether [`close`](Self::close) has handed a window out, whose outcome is awaited.

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::AccumError;
 
-/// Configuration of a [`MultiSteps`](crate::MultiSteps).
+/// The windows of a [`burn_update::Update`]: `.accumulate(AccumConfig::mean(8))?`.
+/// [`Accumulation`](crate::Accumulation) has further settings.
 ///
 /// Fields that a file leaves out take their defaults; names that do not exist are refused.
 ///
@@ -61,8 +62,8 @@ pub enum NonFinite {
     /// sum a parameter and a host read each micro-step.
     #[default]
     Drop,
-    /// It goes into the sum and so reaches the wrapped optimizer. For an optimizer that checks by
-    /// itself, or that a loss scaler is inside of. A non-finite update is named in the log.
+    /// It goes into the sum and so reaches the optimizer. For an optimizer that checks by itself. A
+    /// non-finite update is named in the log. Under a loss scaler it is `Drop`.
     ///
     /// Costs one sum over the gradients and one host read, each update.
     Propagate,

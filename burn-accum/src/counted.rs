@@ -24,18 +24,19 @@ pub(crate) fn constant<I: Backend>(value: f64, device: &Device<I>) -> Tensor<I, 
 ///
 /// It replaces the last line of `TrainStep::step`. The gradients become those of the loss *sum*,
 /// and the number of items is an entry of the same `GradientsParams`, so it cannot be separated
-/// from them on the way through worker threads, channels and wrappers. Burn's own accumulators
+/// from them on the way through worker threads and channels. Burn's own accumulators
 /// rebuild `GradientsParams` from the module's parameters; they keep the number only if the module
 /// has a [`CountSlot`].
 ///
 /// ```
-/// use burn::{backend::Autodiff, nn::loss::{MseLoss, Reduction}, optim::{Optimizer, SgdConfig}, prelude::*};
-/// use burn_accum::{AccumConfig, Counted, MultiSteps};
+/// use burn::{backend::Autodiff, nn::loss::{MseLoss, Reduction}, optim::SgdConfig, prelude::*};
+/// use burn_accum::{AccumConfig, Counted};
+/// use burn_update::Update;
 ///
 /// type B = Autodiff<burn_flex::Flex>;
 /// let device = Default::default();
 /// let model = nn::LinearConfig::new(3, 1).init::<B>(&device);
-/// let mut optimizer = MultiSteps::new(SgdConfig::new().init(), AccumConfig::tokens(2))?;
+/// let mut update = Update::new(SgdConfig::new().init()).accumulate(AccumConfig::tokens(2))?;
 ///
 /// let mut trained = model.clone();
 /// for rows in [5, 2] {
@@ -45,10 +46,10 @@ pub(crate) fn constant<I: Backend>(value: f64, device: &Device<I>) -> Tensor<I, 
 ///
 ///     // TrainOutput::new(self, loss.backward(), output)
 ///     let step = Counted::mean(loss, rows).output(&trained, output);
-///     trained = optimizer.step(0.1, trained, step.grads);
+///     trained = update.step(0.1, trained, step.grads)?;
 /// }
-/// assert_eq!(optimizer.updates().updates(), 1);
-/// # Ok::<(), burn_accum::AccumError>(())
+/// assert_eq!(update.updates(), 1);
+/// # Ok::<(), burn_update::UpdateError>(())
 /// ```
 ///
 /// The count may be a tensor, so that counting the unpadded tokens of a batch needs no host read of
@@ -89,7 +90,7 @@ impl<B: AutodiffBackend> Counted<B> {
         }
     }
 
-    /// Differentiates, for one's own training loop: the gradients for `Optimizer::step`.
+    /// Differentiates, for one's own training loop: the gradients for `Update::step`.
     pub fn backward<M: AutodiffModule<B>>(self, module: &M) -> GradientsParams {
         self.output(module, ()).grads
     }

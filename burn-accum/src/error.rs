@@ -39,7 +39,8 @@ impl InvalidValue {
 
 /// Errors of gradient accumulation.
 ///
-/// Constructors return them. A step of an optimizer cannot return an error, so it panics with the
+/// Constructors return them. A step of an update returns them in a
+/// [`burn_update::UpdateError`], whose `cause` gives them; in a `Learner` it panics with the
 /// error's message.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
@@ -122,58 +123,5 @@ pub enum AccumError {
         windows: u64,
         /// Paths of the parameters with non-finite gradients in the last micro-batch.
         parameters: Vec<String>,
-    },
-    /// A loss scaler inside of a `MultiSteps` that drops non-finite micro-batches would never see
-    /// an overflow.
-    #[error(
-        "{inner} is inside of a MultiSteps that drops non-finite micro-batches, so its loss scale would never back off: \
-         wrap the other way round, `scaler.wrap(MultiSteps::new(..))`, or skip whole windows as PyTorch does, \
-         `MultiSteps::new(scaler.wrap(..)).with_non_finite(NonFinite::Propagate)`"
-    )]
-    ScalerInside {
-        /// The type of the inner optimizer.
-        inner: String,
-    },
-    /// Under `Tokens`, the wrapped optimizer is sharded: each rank would divide gradients of all
-    /// ranks' items by its own number of items.
-    #[error(
-        "Normalization::Tokens around {inner}, which reduces gradients over ranks, but each rank counts its own items: hand over the \
-         count of all, `let items = zero.items_of_all_ranks();` and \
-         `MultiSteps::new(zero, config)?.with_items_of_all_ranks(items)`"
-    )]
-    ItemsOfOneRank {
-        /// The type of the inner optimizer.
-        inner: String,
-    },
-
-    /// A `ClipGlobalNorm` around an optimizer that reduces gradients over ranks.
-    #[error(
-        "ClipGlobalNorm around {inner}, which reduces gradients over ranks: each rank would clip by the norm of its own gradients or shards; \
-         clip inside, `let clip = ClipGlobalNorm::new(optimizer, max_norm)?;`, `let norm = clip.norm();` and \
-         `ZeroOptimizer::new(clip, group, settings)?.with_norm(move |value| norm.provide(value))`"
-    )]
-    ClipAroundRanks {
-        /// The type of the inner optimizer.
-        inner: String,
-    },
-
-    /// An `AccumulatingStrategy` for a `Learner` whose optimizer it cannot reach.
-    #[error(
-        "AccumulatingStrategy: no MultiSteps in the Learner's optimizer answers to the UpdateCounter that the strategy was \
-         made with: wrap the optimizer, `MultiSteps::new(optimizer, config)`, and make the strategy with `updates()` of that \
-         very MultiSteps; the optimizer is {optimizer}"
-    )]
-    NoMultiSteps {
-        /// The type of the Learner's optimizer.
-        optimizer: String,
-    },
-    /// Burn's own accumulation beside an `AccumulatingStrategy`.
-    #[error(
-        "AccumulatingStrategy, but `grads_accumulation({steps})` is set as well, which would sum gradients before the MultiSteps \
-         sees them, and drop what is left at the end of an epoch: remove it, the window's length is AccumConfig::steps"
-    )]
-    SecondAccumulation {
-        /// The length that was asked for.
-        steps: usize,
     },
 }

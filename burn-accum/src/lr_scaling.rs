@@ -53,7 +53,7 @@ impl LrScaling {
     /// use burn::lr_scheduler::{LrScheduler, constant::ConstantLr};
     /// use burn_accum::{LrScaling, PerUpdate, UpdateCounter};
     ///
-    /// let updates = UpdateCounter::default(); // optimizer.updates()
+    /// let updates = UpdateCounter::default(); // Accumulation::updates(); or update.per_update(scaled)
     /// let scaled = LrScaling::Linear.scale(ConstantLr::from(0.1), 256, 1024, 2)?;
     /// let scheduler = PerUpdate::new(scaled.clone(), &updates);
     ///

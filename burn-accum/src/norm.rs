@@ -6,8 +6,8 @@ use burn_decorator::gauge_metric;
 use burn_decorator::ranks::{ForRank, Shared};
 use parking_lot::Mutex;
 
-/// The gradient norm of a [`ClipGlobalNorm`](crate::ClipGlobalNorm): a handle that stays valid when
-/// the optimizer moves into a `Learner`. Clones, of the handle and of the optimizer, share it.
+/// The gradient norm of a [`ClipNorm`](crate::ClipNorm): a handle that stays valid when the update
+/// moves into a `Learner`. Clones, of the handle and of the update, share it.
 #[derive(Clone, Default)]
 pub struct GradNorm {
     shared: Shared<Norms>,
@@ -15,7 +15,7 @@ pub struct GradNorm {
 
 #[derive(Default)]
 struct Norms {
-    values: Mutex<Values>,
+    last: Mutex<Last>,
     /// Held by who waits for the device, so that others wait for the norm too.
     reading: Mutex<()>,
 }
@@ -25,12 +25,6 @@ impl ForRank for Norms {
     fn for_rank(&self) -> Self {
         Self::default()
     }
-}
-
-#[derive(Default)]
-struct Values {
-    last: Last,
-    provided: Option<f32>,
 }
 
 /// The last norm, on the host or on a device.
@@ -44,43 +38,32 @@ enum Last {
 
 impl GradNorm {
     /// The norm over all parameters before it was clipped (what `torch.nn.utils.clip_grad_norm_`
-    /// returns); `None` before the first update. Under the loss scaler's `Detection::Deferred` it
-    /// is that of the last step, also if that was undone. The first call after an update waits for
-    /// the device, further ones do not.
+    /// returns); `None` before the first update. The first call after an update waits for the
+    /// device, further ones do not.
     pub fn last(&self) -> Option<f32> {
         let _reading = self.shared.reading.lock();
         let last = {
-            let mut shared = self.shared.values.lock();
-            match shared.last {
+            let mut last = self.shared.last.lock();
+            match *last {
                 Last::Known(norm) => return Some(norm),
-                _ => core::mem::take(&mut shared.last),
+                _ => core::mem::take(&mut *last),
             }
         };
-        // Not under the lock of the values, which the thread that trains takes for the next norm.
+        // Not under the lock of the value, which the thread that trains takes for the next norm.
         let norm = match last {
             Last::OnDevice(read) => read(),
             _ => return None,
         };
-        let mut shared = self.shared.values.lock();
-        if matches!(shared.last, Last::None) {
-            shared.last = Last::Known(norm);
+        let mut last = self.shared.last.lock();
+        if matches!(*last, Last::None) {
+            *last = Last::Known(norm);
         }
         Some(norm)
     }
 
-    /// Provides the norm to clip the next update by: where the gradients are sharded over ranks,
-    /// only all of them together know it. Used once.
-    pub fn provide(&self, norm: f32) {
-        self.shared.values.lock().provided = Some(norm);
-    }
-
-    pub(crate) fn take_provided(&self) -> Option<f32> {
-        self.shared.values.lock().provided.take()
-    }
-
     pub(crate) fn publish<I: Backend>(&self, norm: Tensor<I, 1>) {
         let read = move || norm.into_data().iter::<f32>().next().unwrap_or(f32::NAN);
-        self.shared.values.lock().last = Last::OnDevice(Box::new(read));
+        *self.shared.last.lock() = Last::OnDevice(Box::new(read));
     }
 }
 
@@ -96,7 +79,7 @@ impl core::fmt::Debug for GradNorm {
 pub struct GradNormMetric(Gauge);
 
 impl GradNormMetric {
-    /// The metric of `norm`: see [`ClipGlobalNorm::norm`](crate::ClipGlobalNorm::norm).
+    /// The metric of `norm`: see [`ClipNorm::norm`](crate::ClipNorm::norm).
     pub fn new(norm: &GradNorm) -> Self {
         let norm = norm.clone();
         let read = move || norm.last().map_or(f64::NAN, f64::from);

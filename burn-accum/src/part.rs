@@ -11,11 +11,9 @@ use burn_update::{
     Accumulate, Arrived, IntoAccumulate, Loss, Part, PartState, Stateful, Step, Update, UpdateError,
 };
 
-use crate::accumulation::Deciding;
+use crate::accumulation::{Deciding, PartialWindow};
 use crate::tally::{self, Tally, WindowTally};
-use crate::{
-    AccumConfig, AccumError, Accumulation, ClipNorm, Counted, GradNormMetric, PartialWindow,
-};
+use crate::{AccumConfig, AccumError, Accumulation, ClipNorm, Counted, GradNormMetric};
 
 /// The name of an accumulation in records and errors.
 const ACCUMULATE: &str = "accumulate";
@@ -60,7 +58,7 @@ impl<M: AutodiffModule<B>, B: AutodiffBackend> Part<M, B> for ClipNorm {
         gradients: GradientsParams,
     ) -> Result<GradientsParams, UpdateError> {
         let of_all_ranks = step.norm.take();
-        let (clipped, norm) = self.clip::<B, M>(model, gradients.into(), of_all_ranks);
+        let (clipped, norm) = self.clip::<B, M>(model, gradients, of_all_ranks);
         step.norm = norm;
         Ok(clipped)
     }

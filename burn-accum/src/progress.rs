@@ -1,4 +1,4 @@
-//! The progress of a `MultiSteps`: a handle and a metric.
+//! The progress of an accumulation: a handle and a metric.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::tally::{Step, Tally};
 
-/// How far a [`MultiSteps`](crate::MultiSteps) is: a handle that stays valid when the optimizer
-/// moves into a `Learner`. Clones, of the handle and of the optimizer, share it.
+/// How far an [`Accumulation`](crate::Accumulation) is: a handle that stays valid when the update
+/// moves into a `Learner`. Clones, of the handle and of the update, share it.
 ///
 /// Updates are known to the host. What is in the open window is read from the device when it is
 /// complete: the other accessors wait for it if they are asked before.
@@ -36,7 +36,6 @@ struct Seen {
     /// The micro-steps that are not in the tally, because the host does not know their outcome yet.
     unread: Vec<(Step, Arc<dyn Outcome>)>,
     last_dropped: Option<Dropped>,
-    answers: u64,
 }
 
 /// A micro-batch that was dropped from its window because of non-finite gradients.
@@ -53,7 +52,7 @@ pub struct Dropped {
 }
 
 impl UpdateCounter {
-    /// Steps of the wrapped optimizer so far (optax's `gradient_step`).
+    /// Steps of the optimizer so far (optax's `gradient_step`).
     pub fn updates(&self) -> u64 {
         self.seen.0.lock().tally.updates
     }
@@ -94,15 +93,6 @@ impl UpdateCounter {
             seen.name_dropped(&step, culprits);
         }
         seen
-    }
-
-    /// Number of answers of a `MultiSteps` to the strategy.
-    pub(crate) fn answers(&self) -> u64 {
-        self.seen.0.lock().answers
-    }
-
-    pub(crate) fn answer(&self) {
-        self.seen.0.lock().answers += 1;
     }
 
     pub(crate) fn publish(&self, tally: Tally, unread: Vec<(Step, Arc<dyn Outcome>)>) {
@@ -156,7 +146,7 @@ impl Seen {
 pub struct UpdatesMetric(Gauge);
 
 impl UpdatesMetric {
-    /// The metric of `counter`: see [`MultiSteps::updates`](crate::MultiSteps::updates).
+    /// The metric of `counter`: see [`Accumulation::updates`](crate::Accumulation::updates).
     pub fn new(counter: &UpdateCounter) -> Self {
         let counter = counter.clone();
         let read = move || counter.updates() as f64;

@@ -1,14 +1,13 @@
 //! The arithmetic of windows, in integers. Independent of Burn.
 
 use burn_decorator::simulated::values_are_simulated;
-use serde::{Deserialize, Serialize};
 
 use crate::{AccumError, Normalization};
 
 /// What has been counted since the training began, and in the current window.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct Tally {
-    /// Windows that became a step of the wrapped optimizer.
+    /// Windows that became a step of the optimizer.
     pub(crate) updates: u64,
     /// Windows that did not, because all of their micro-batches were dropped or their sum
     /// overflowed.
@@ -22,7 +21,7 @@ pub(crate) struct Tally {
 }
 
 /// What is in the current window.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct WindowTally {
     /// Micro-steps taken, those that were dropped included.
     pub(crate) micro_steps: u64,

@@ -2,8 +2,7 @@
 //! thread that trains.
 //!
 //! Burn's traits have no argument for them: that data from the host is a gradient, which pass of a
-//! step runs, which ranks decide together about gradients, what an accumulation found out about a
-//! micro-batch for the loss scaler around it, and which gradients overflowed after that.
+//! step runs, which ranks decide together about gradients, and which of them overflowed in a reduction.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -25,9 +24,6 @@ struct Loading;
 /// The names that [`report_overflow`] was given.
 #[derive(Default)]
 struct Overflowed(Vec<String>);
-
-/// What [`report_verdict`] was given.
-struct AwaitedVerdict(Option<MicroBatch>);
 
 /// Runs `load`, in which tensors from host data are gradients or sums of gradients: a backend that
 /// treats gradients differently from activations, such as autocast, then marks them like gradients
@@ -176,37 +172,6 @@ pub fn decide_on_host() -> bool {
         || ON_HOST.with_borrow(|all| all.iter().any(|owner| owner.strong_count() > 0))
 }
 
-/// What an accumulation tells a loss scaler around it about a micro-batch.
-pub struct MicroBatch {
-    /// An `Arc<Verdict>`: whether it is finite.
-    pub verdict: Box<dyn Any>,
-    /// Whether it completed a window, which became an update.
-    pub is_update: bool,
-}
-
-/// Runs `step`, a step of a loss scaler around an accumulation that checks each micro-batch
-/// ([`Inside::checks`](crate::message::Inside::checks)), and returns what is known of the
-/// micro-batch; `None` if the step was a message.
-pub fn catch_verdict<R>(step: impl FnOnce() -> R) -> (R, Option<MicroBatch>) {
-    let (result, verdict) = carry(AwaitedVerdict(None), step);
-    (result, verdict.and_then(|verdict| verdict.0))
-}
-
-/// Whether a loss scaler around this step waits for a [`report_verdict`]: a micro-batch with a
-/// non-finite gradient then counts for nothing, as if it had not arrived.
-pub fn awaits_verdict() -> bool {
-    is_carried::<AwaitedVerdict>()
-}
-
-/// Gives the loss scaler around this step, if there is one, the micro-batch's `Arc<Verdict>`, and
-/// whether it [is an update](MicroBatch::is_update).
-pub fn report_verdict(verdict: impl Any, is_update: bool) {
-    with(|awaited: &mut AwaitedVerdict| {
-        let verdict = Box::new(verdict);
-        awaited.0 = Some(MicroBatch { verdict, is_update });
-    });
-}
-
 /// Runs `step`, a step with gradients that a loss scaler found finite, and returns the names of
 /// those that overflowed inside of it: a reduction over ranks may overflow in its sum or in the
 /// type in which gradients are sent. If there are any, no parameter was updated, and the caller
@@ -222,15 +187,6 @@ pub fn report_verdict(verdict: impl Any, is_update: bool) {
 pub fn catch_overflow<R>(step: impl FnOnce() -> R) -> (R, Vec<String>) {
     let (result, overflowed) = carry(Overflowed::default(), step);
     (result, overflowed.unwrap_or_default().0)
-}
-
-/// Runs `step`, and returns whether it [reported an overflow](report_overflow) to a loss scaler
-/// around it: then the step was left out.
-pub fn is_left_out<R>(step: impl FnOnce() -> R) -> (R, bool) {
-    let reported = || with(|overflowed: &mut Overflowed| overflowed.0.len()).unwrap_or(0);
-    let before = reported();
-    let result = step();
-    (result, reported() > before)
 }
 
 /// Tells a loss scaler around this step which parameters' gradients overflowed; `names` must be the

@@ -39,9 +39,6 @@ pub enum Message {
     Flush,
     /// Each decorator [`report`]s its properties to the decorators around it: see [`describe`].
     Describe,
-    /// For the optimizer that works with other ranks. Its content is defined by the sender, which
-    /// is in the same crate.
-    Ranks,
 }
 
 /// The decorators inside an optimizer.
@@ -51,10 +48,6 @@ pub struct Inside {
     pub loss_scaler: bool,
     /// An accumulation, which steps once in a window of micro-batches.
     pub accumulation: bool,
-    /// An accumulation that gets each micro-batch's gradients as they are and looks for non-finite
-    /// ones itself, so that a loss scaler around it need not: see
-    /// [`catch_verdict`](crate::gradient::catch_verdict).
-    pub checks: bool,
     /// An optimizer that reduces gradients over ranks, and waits for the device in each step.
     pub ranks: bool,
 }
@@ -130,7 +123,7 @@ mod tests {
             answer(|| assert_eq!(received(), None));
             assert_eq!(received(), Some(Message::Flush));
         });
-        let result = std::panic::catch_unwind(|| send(Message::Ranks, || panic!("in the step")));
+        let result = std::panic::catch_unwind(|| send(Message::Flush, || panic!("in the step")));
         assert!(result.is_err());
         assert_eq!(received(), None);
     }

@@ -187,7 +187,6 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Optimizer<M, B> for Upd
                 });
                 module
             }
-            Some(Message::Ranks) => module,
         }
     }
 

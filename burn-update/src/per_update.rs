@@ -55,7 +55,7 @@ enum State {
 
 impl<S> PerUpdate<S> {
     /// Follows the updates of an [`Update`](crate::Update), of whose
-    /// [`progress`](crate::Update::progress) this is a count, or of a `MultiSteps`: of its
+    /// [`progress`](crate::Update::progress) this is a count, or of an accumulation's
     /// `updates()`. [`Update::per_update`](crate::Update::per_update) makes it.
     pub fn new<C>(inner: S, updates: &C) -> Self
     where

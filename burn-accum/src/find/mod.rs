@@ -69,7 +69,7 @@ pub use trial::StepResult;
 /// let found = find_micro_batch::<Flex, _>(&search, &Default::default(), &mut probe, step)?;
 ///
 /// assert_eq!(found.partition.sizes().collect::<Vec<_>>(), [7, 7, 6]); // 600 + 7 * 50 = 950
-/// assert_eq!(found.config()?.steps, 3); // MultiSteps::new(optimizer, found.config()?)
+/// assert_eq!(found.config()?.steps, 3); // update.accumulate(found.config()?)?
 /// println!("{found}");
 /// # Ok::<(), burn_accum::FindError>(())
 /// ```

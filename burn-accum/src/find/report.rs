@@ -69,7 +69,7 @@ impl TrialOutcome {
 }
 
 impl MicroBatchFound {
-    /// The window for a [`MultiSteps`](crate::MultiSteps).
+    /// The window for [`Update::accumulate`](burn_update::Update::accumulate).
     ///
     /// # Errors
     ///

@@ -30,7 +30,7 @@ pub struct GradScalerConfig {
     pub growth_factor: f64,
     /// The scale is multiplied with this when a step overflows. Default 0.5.
     pub backoff_factor: f64,
-    /// Finite steps in a row before the scale grows; around a `MultiSteps` its updates. Default 2000.
+    /// Finite steps in a row before the scale grows; with an accumulation updates. Default 2000.
     pub growth_interval: u32,
     /// Whether losses are scaled at all; `false` makes the scaler a no-op. Default true.
     pub enabled: bool,
@@ -134,9 +134,8 @@ pub(super) fn positive(scale: f32) -> bool {
 /// How a wrapped optimizer learns whether a gradient is non-finite. The results are the same, bit
 /// for bit.
 ///
-/// Around an accumulation that checks each micro-batch itself, as burn-accum's `MultiSteps`, both
-/// are the same: the device keeps what overflowed out of the sums and selects the scale, and the
-/// host reads the outcomes of a window together.
+/// An update with an accumulation needs neither: the device keeps what overflowed out of the sums
+/// and selects the scale, and the host reads the outcomes of a window together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Detection {
     /// Read a flag from the device before each step: simple, but the host waits for the backward
@@ -153,7 +152,7 @@ pub enum Detection {
     /// A clone of the wrapped optimizer must not share its state (true for all of Burn's), and the
     /// optimizer must accept non-finite gradients without reading them on the host.
     ///
-    /// Around burn-zero's `ZeroOptimizer` it is the same as [`Sync`](Self::Sync): that optimizer
+    /// Around an update over ranks it is the same as [`Sync`](Self::Sync): that
     /// waits for the gradients of other ranks anyway, and undoing a step would keep a second copy
     /// of the parameters and make new leaves, whose gradients stage 2 could not reduce during
     /// backward.

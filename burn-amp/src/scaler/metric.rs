@@ -10,15 +10,15 @@ use super::GradScaler;
 /// over its batches.
 ///
 /// It does not ask the device: under [`Detection::Deferred`](crate::Detection::Deferred) it lags
-/// one step, around a `MultiSteps` up to a window.
+/// one step, in an update with an accumulation up to a window.
 #[derive(Clone)]
 pub struct LossScaleMetric(Gauge);
 
-/// The number of steps skipped so far, since the beginning of the training, around a `MultiSteps`
-/// that of its micro-batches; 0 if the scaler is disabled.
+/// The number of steps skipped so far, since the beginning of the training, of an update
+/// with an accumulation that of its micro-batches; 0 if the scaler is disabled.
 ///
 /// It does not ask the device: under [`Detection::Deferred`](crate::Detection::Deferred) it lags
-/// one step, around a `MultiSteps` up to a window.
+/// one step, in an update with an accumulation up to a window.
 #[derive(Clone)]
 pub struct SkippedStepsMetric(Gauge);
 

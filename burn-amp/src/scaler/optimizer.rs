@@ -7,11 +7,9 @@ use burn::{
     optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer},
     tensor::backend::AutodiffBackend,
 };
-use burn_decorator::gradient::{
-    self, MicroBatch, catch_overflow, catch_verdict, non_finite_on_any_rank,
-};
+use burn_decorator::gradient::{self, catch_overflow, non_finite_on_any_rank};
 use burn_decorator::message::{self, Inside};
-use burn_decorator::non_finite::{Inspection, Outcome, Probe, Verdict};
+use burn_decorator::non_finite::{Inspection, Outcome, Probe};
 
 use super::{
     config::Detection,
@@ -52,8 +50,7 @@ use crate::policy::{Off, autocast};
 ///
 /// To find non-finite gradients, one sum per parameter and one host read of all these sums; an
 /// exact check follows only in a step that overflows. Under [`Detection::Deferred`] three small
-/// kernels per parameter, because the device decides, and one that undoes. Around a `MultiSteps`
-/// nothing but the selection of the next scale. Where ranks train together, one collective a step,
+/// kernels per parameter, because the device decides, and one that undoes. Where ranks train together, one collective a step,
 /// in which they exchange which gradients are non-finite. The first step asks the wrapped
 /// optimizer, by a step without gradients, what is inside of it.
 pub struct ScaledOptimizer<O> {
@@ -141,16 +138,13 @@ impl<O> ScaledOptimizer<O> {
             None => message::describe(|| self.inner.step(lr, module, GradientsParams::new())),
         };
         self.inside = Some(inside);
-        // An accumulation counts the devices' micro-batches.
-        if !inside.checks {
-            gradients.merge::<B, M>(&module);
-        }
+        gradients.merge::<B, M>(&module);
         // Other ranks' gradients are waited for in any case.
         let deferred = self.scaler.shared.lock().detection == Detection::Deferred && !inside.ranks;
-        let probe = match (inside.checks, deferred) {
-            (true, _) => Probe::None,
-            (false, true) => Probe::Exact, // the device decides by it
-            (false, false) => Probe::Sum,
+        let probe = if deferred {
+            Probe::Exact // the device decides by it
+        } else {
+            Probe::Sum
         };
         let inspection = Inspection::new::<B, M>(&module, &gradients, probe);
         if let Some((path, dtype)) = inspection.half_precision() {
@@ -160,47 +154,17 @@ impl<O> ScaledOptimizer<O> {
             return module;
         }
         let has_gradients = !inspection.ids().is_empty();
-        let (module, updated) =
-            self.scaler
-                .clone()
-                .marking(|| match (inside.checks, deferred && has_gradients) {
-                    (true, _) => self.step_checking(lr, module, gradients),
-                    (false, true) => self.step_and_undo(lr, module, gradients, inspection),
-                    (false, false) => self.step_if_finite(lr, module, gradients, inspection),
-                });
+        let (module, updated) = self.scaler.clone().marking(|| {
+            if deferred && has_gradients {
+                self.step_and_undo(lr, module, gradients, inspection)
+            } else {
+                self.step_if_finite(lr, module, gradients, inspection)
+            }
+        });
         // Where ranks train together, what was made may be this rank's shards, which no loss is
         // computed from.
         let updated = updated && !inside.ranks;
         self.scaler.shared.lock().stepped(&self.id, updated);
-        module
-    }
-
-    /// Steps an accumulation that looks for non-finite gradients itself: it keeps them out of its
-    /// sums on the device, and reads a window's outcomes at once.
-    fn step_checking<B, M>(&mut self, lr: LearningRate, module: M, gradients: StepGradients) -> M
-    where
-        B: AutodiffBackend,
-        M: AutodiffModule<B>,
-        O: Optimizer<M, B>,
-    {
-        let step = || catch_overflow(|| gradients.step(&mut self.inner, lr, module));
-        let ((module, overflowed), micro_batch) = catch_verdict(step);
-        let mut state = self.scaler.shared.lock();
-        match micro_batch {
-            _ if !overflowed.is_empty() => state.record(&self.update(), overflowed),
-            Some(MicroBatch { verdict, is_update }) => {
-                let step = Step {
-                    is_update,
-                    ..self.update()
-                };
-                let verdict = verdict.downcast::<Arc<Verdict<B::InnerBackend>>>();
-                state.defer(step, *verdict.expect("a verdict of this backend"));
-            }
-            None => {} // a message
-        }
-        state.absorb_known();
-        drop(state);
-        self.scaler.raise();
         module
     }
 

@@ -16,8 +16,7 @@ use crate::UpdateError;
 /// What the loop of an [`UpdateStrategy`](crate::UpdateStrategy) asks of a Learner's optimizer: one
 /// value for a training, which makes one [`RankDriver`] for each rank.
 ///
-/// `update.strategy()` has that of an [`Update`](crate::Update). burn-accum's
-/// `AccumulatingStrategy` has that of its wrapper.
+/// `update.strategy()` has that of an [`Update`](crate::Update).
 pub trait Driver<LC: LearningComponentsTypes>: Send + Sync {
     /// Checks what `SupervisedTraining` was given, before anything is started.
     ///

@@ -58,8 +58,7 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 type TrainData<LC> = Arc<dyn RankLoader<TrainingBackend<LC>, TrainInput<LC>>>;
 
 /// Burn's training in the Learner, with one rank or several: threads of this program, or one
-/// process each. burn-accum's `AccumulatingStrategy` is this loop for
-/// its optimizer.
+/// process each.
 ///
 /// ```
 /// # use std::{fmt::Display, sync::Arc};
@@ -112,8 +111,7 @@ type TrainData<LC> = Arc<dyn RankLoader<TrainingBackend<LC>, TrainInput<LC>>>;
 /// loader or a [`SampledLoader`], with at most one worker, made anew with the same seed; with
 /// dropout, [`with_seed`](Self::with_seed) too. (Several workers hand over batches in the order in
 /// which they are ready.) The batches before are loaded and left out, and of
-/// each epoch before, with a shuffling loader of Burn's, one. Records of a wrapped optimizer
-/// (`MultiSteps`) do not say it: resume these at epochs.
+/// each epoch before, with a shuffling loader of Burn's, one.
 ///
 /// # Data
 ///

@@ -3,7 +3,6 @@
 mod average;
 mod groups;
 mod learner;
-mod nest;
 mod parts;
 mod records;
 mod scale;
