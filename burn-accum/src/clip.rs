@@ -9,8 +9,7 @@ use burn::{
     },
 };
 
-use burn_decorator::non_finite::on;
-use burn_update::Arrived;
+use burn_decorator::non_finite::{on, widen};
 
 use crate::{AccumError, GradNorm, InvalidValue};
 
@@ -90,7 +89,7 @@ impl ClipNorm {
         M: AutodiffModule<B>,
     {
         let mut measure = Measure {
-            gradients: gradients.into(),
+            gradients,
             widened: GradientsParams::new(),
             norms: Vec::new(),
         };
@@ -136,7 +135,7 @@ fn norm_of<I: Backend>(norms: Vec<Tensor<I, 1>>) -> Tensor<I, 1> {
 
 /// Takes the norm of each parameter's gradient, in f32.
 struct Measure<I: Backend> {
-    gradients: Arrived,
+    gradients: GradientsParams,
     /// The gradients in f32.
     widened: GradientsParams,
     /// f32 `[1]` each
@@ -145,10 +144,8 @@ struct Measure<I: Backend> {
 
 impl<B: AutodiffBackend> ModuleVisitor<B> for Measure<B::InnerBackend> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        let gradient = self
-            .gradients
-            .add_to::<B::InnerBackend, D>(param.id, None, None);
-        if let Some(gradient) = gradient {
+        if let Some(gradient) = self.gradients.remove::<B::InnerBackend, D>(param.id) {
+            let gradient = widen(gradient);
             let norm = gradient.clone().square().sum().sqrt();
             self.norms.push(norm.cast(DType::F32));
             self.widened.register(param.id, gradient);

@@ -2,7 +2,8 @@
 //! thread that trains.
 //!
 //! Burn's traits have no argument for them: that data from the host is a gradient, which pass of a
-//! step runs, which ranks decide together about gradients, and which of them overflowed in a reduction.
+//! step runs, which ranks decide together about gradients, and which of them overflowed in a
+//! reduction.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};

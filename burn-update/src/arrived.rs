@@ -140,16 +140,6 @@ impl Arrived {
         }
     }
 
-    /// `sums`, which are gradients of the parameters, with the sum of the numbers of items that are
-    /// left in these.
-    pub fn pass_items_on<I: Backend>(mut self, mut sums: GradientsParams) -> GradientsParams {
-        let counts = self.take_items::<I>().into_iter();
-        if let Some(count) = counts.reduce(|sum, count| on(count, &sum.device()).add(sum)) {
-            sums.register(items_id(), count);
-        }
-        sums
-    }
-
     /// Takes the gradients of a parameter out and adds them to `sum`, in f32 and in place, on the
     /// device where Burn's `MultiGradientsParams::remove` puts them: it is fixed for each
     /// parameter. If `non_finite`, `[1]`, is set, `sum` stays as it is, bit for bit.

@@ -32,11 +32,6 @@ pub enum ZeroError {
     #[error(transparent)]
     Record(Arc<RecordError>),
 
-    /// A Learner, or data, that a training loop cannot train with these
-    /// ranks: why, and what to do instead.
-    #[error("{0}")]
-    Strategy(String),
-
     /// A setting that cannot work, of a [`HostAdamWConfig`](crate::HostAdamWConfig) for example.
     #[error(transparent)]
     InvalidSetting(#[from] InvalidSetting),
@@ -117,7 +112,10 @@ mod tests {
         assert!(matches!(shared, RecordError::Group(_)), "{shared:?}");
         drop(shared);
         assert_eq!(RecordError::from(error), torn());
-        let of_group = ZeroError::Strategy("no ranks".into());
+        let of_group = ZeroError::Read {
+            what: "the gradient of weight".into(),
+            reason: "the device is lost".into(),
+        };
         let of_record = RecordError::from(of_group.clone());
         assert_eq!(ZeroError::from(of_record), of_group);
     }

@@ -13,7 +13,8 @@ use burn_decorator::follow_path;
 
 /// The module with the tensors of a safetensors file, by their paths, as
 /// [`consolidate`](crate::consolidate) writes it. A parameter that is not initialised yet stays so:
-/// it is read when it is first used. So [`Update::prepare`](burn_update::Update::prepare) at stage 3 and
+/// it is read when it is first used. So
+/// [`Update::prepare`](burn_update::Update::prepare) at stage 3 and
 /// [`offload_parameters`](crate::offload_parameters()) read one parameter at a time, and neither a
 /// rank nor a device has the whole model. Each rank calls it, and reads the file. Values get the
 /// types of the module's tensors: floats of any type, integers of any width. Load mappers are

@@ -321,15 +321,8 @@ impl Recorder {
                 };
                 Ok::<_, RecordError>(Some(record.read_ranges(saved, ranges)?))
             })?;
-            let of_optimizer = state::to_record::<B, _>(tree, &device);
-            let of_optimizer = of_optimizer.map_err(|error| {
-                let is_of_update = state::has_update(&state.optimizer);
-                if is_of_update {
-                    error
-                } else {
-                    refuse(NO_UPDATE)
-                }
-            })?;
+            let of_optimizer = state::to_record::<B, _>(tree, &device)
+                .map_err(|error| refuse(format!("{error}; {OF_NO_UPDATE}")))?;
             training.optimizer = training.optimizer.load_record(of_optimizer);
             let loaded_dtype = state::loaded_dtype::<B::InnerBackend>(&device);
             let mut specs = layout.parameters().iter();
@@ -372,10 +365,9 @@ fn device_of<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> B::Device {
     model.devices().into_iter().next().unwrap_or_default()
 }
 
-/// Why the state of an optimizer that was no update is refused.
-const NO_UPDATE: &str = "the record is of an optimizer that was no `Update`, such as the former `ZeroOptimizer` with its wrappers: its weights can be \
-                         used, `consolidate` makes one file of them that a model loads, from which an update starts with a new state; to keep the \
-                         state, end the training with the version that began it";
+/// What can be done with a record whose optimizer is another one.
+const OF_NO_UPDATE: &str = "of a record of an optimizer that was no `Update` the weights can be used: `consolidate` makes one file of them, which a \
+                            model loads";
 
 fn of_scheduler(reason: String) -> RecordError {
     RecordError::Scheduler { reason }

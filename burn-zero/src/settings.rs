@@ -15,8 +15,8 @@ pub struct ZeroSettings {
     /// each element by itself, such as SGD with momentum, Adam, AdamW, RMSprop and Adagrad.
     /// [`Partition::Whole`] is for those that need a parameter's shape or norm, such as Muon, LARS
     /// and LAMB, or gradients clipped tensor by tensor: with `Flat` they would update each rank's
-    /// shard as if it were the parameter. [`Update::prepare`](burn_update::Update::prepare) detects that
-    /// by trial steps.
+    /// shard as if it were the parameter. [`Update::prepare`](burn_update::Update::prepare) detects
+    /// that by trial steps.
     pub partition: Partition,
     /// Elements that are reduced or gathered at once, at most (DeepSpeed's `reduce_bucket_size`).
     /// Default 8,388,608. Smaller buckets overlap more of the communication with backward and hold
@@ -30,15 +30,15 @@ pub struct ZeroSettings {
     pub communication_dtype: BufferDtype,
     /// How the ranks' gradients are reduced. Default [`ReduceOp::Mean`], which is the gradient of
     /// the mean loss over all ranks' data if every rank has as many items as the others. Otherwise
-    /// accumulate with burn-accum's `Normalization::Tokens`, which counts the items of all ranks; or divide each rank's *summed*
-    /// loss by the number of items of all ranks
+    /// accumulate with burn-accum's `Normalization::Tokens`, which counts the items of all ranks;
+    /// or divide each rank's *summed* loss by the number of items of all ranks
     /// ([`ProcessGroup::agree_sum`](crate::ProcessGroup::agree_sum)), and use [`ReduceOp::Sum`].
     pub reduction: ReduceOp,
     /// Where gradients are between backward and the step. Default [`Memory::Device`].
     pub gradients: Memory,
     /// Where parameters are while no operation uses them (DeepSpeed's `offload_param`). Default
-    /// [`Memory::Device`]. With [`Memory::Host`] [`Update::prepare`](burn_update::Update::prepare) puts
-    /// them in host memory, as [`offload_parameters`](crate::offload_parameters()) does, and each
+    /// [`Memory::Device`]. With [`Memory::Host`]
+    /// [`Update::prepare`](burn_update::Update::prepare) puts them in host memory, as [`offload_parameters`](crate::offload_parameters()) does, and each
     /// step leaves them there: the backend must have a [`Remat`](burn_checkpoint::Remat) in it. The
     /// device holds all of them at the end of a step whose optimizer is on the device:
     /// [`OffloadedAdamW`](crate::OffloadedAdamW) updates one at a time.

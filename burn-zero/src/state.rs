@@ -208,18 +208,6 @@ pub(crate) fn to_record<B: Backend, R: Record<B>>(
     Ok(R::from_item(item, device))
 }
 
-/// Whether a tree has the record of a [`burn_update::Update`] in it.
-pub(crate) fn has_update(tree: &Json) -> bool {
-    match tree {
-        Json::Object(fields) => {
-            let has_parts = fields.get("parts").is_some_and(Json::is_object);
-            has_parts || fields.values().any(has_update)
-        }
-        Json::Array(values) => values.iter().any(has_update),
-        _ => false,
-    }
-}
-
 /// The float type in which Burn loads the tensors of a record. It saves them in f32.
 pub(crate) fn loaded_dtype<B: Backend>(device: &B::Device) -> DType {
     let element = TensorData::from([0.0_f32]).convert::<B::FloatElem>();

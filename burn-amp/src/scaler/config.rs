@@ -152,7 +152,7 @@ pub enum Detection {
     /// A clone of the wrapped optimizer must not share its state (true for all of Burn's), and the
     /// optimizer must accept non-finite gradients without reading them on the host.
     ///
-    /// Around an update over ranks it is the same as [`Sync`](Self::Sync): that
+    /// Around an update over ranks it is the same as [`Sync`](Self::Sync): the update
     /// waits for the gradients of other ranks anyway, and undoing a step would keep a second copy
     /// of the parameters and make new leaves, whose gradients stage 2 could not reduce during
     /// backward.

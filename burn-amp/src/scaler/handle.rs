@@ -214,8 +214,8 @@ impl GradScaler {
         self.shared.settled().scale.loss_scale.growth_tracker()
     }
 
-    /// Optimizer steps so far, skipped ones included; of an update with an accumulation its micro-batches. A
-    /// message (`burn_accum::flush`) does not count.
+    /// Optimizer steps so far, skipped ones included; of an update with an accumulation its
+    /// micro-batches. A flush does not count.
     pub fn steps(&self) -> u64 {
         self.shared.settled().counters.steps
     }

@@ -50,8 +50,8 @@ use crate::policy::{Off, autocast};
 ///
 /// To find non-finite gradients, one sum per parameter and one host read of all these sums; an
 /// exact check follows only in a step that overflows. Under [`Detection::Deferred`] three small
-/// kernels per parameter, because the device decides, and one that undoes. Where ranks train together, one collective a step,
-/// in which they exchange which gradients are non-finite. The first step asks the wrapped
+/// kernels per parameter, because the device decides, and one that undoes. Where ranks train
+/// together, one collective a step, in which they exchange which gradients are non-finite. The first step asks the wrapped
 /// optimizer, by a step without gradients, what is inside of it.
 pub struct ScaledOptimizer<O> {
     inner: O,

@@ -52,11 +52,6 @@ pub trait Driver<LC: LearningComponentsTypes>: Send + Sync {
 /// What the loop asks on one rank. All ranks make the same calls in the same order, so each may
 /// make collectives.
 pub trait RankDriver<LC: LearningComponentsTypes> {
-    /// Runs all of the rank's training.
-    fn on_thread(&self, train: &mut dyn FnMut()) {
-        train();
-    }
-
     /// Puts the Learner's model on the rank's device, ready for its first step.
     ///
     /// # Errors

@@ -115,9 +115,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         self.train = self.train.to_device(&self.device);
         self.valid = self.valid.to_device(self.device.inner());
         let items = self.check()?;
-        let mut result = Ok(());
-        driver.on_thread(&mut || result = self.train_all(driver, items));
-        result?;
+        self.train_all(driver, items)?;
         let model = self.learner.model();
         Ok((model, self.rank_0.map(|rank_0| rank_0.processor)))
     }

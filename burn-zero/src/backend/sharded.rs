@@ -21,8 +21,8 @@ use crate::reduce::GradientReducer;
 /// `Sharded<Autodiff<Cuda>>`.
 ///
 /// It passes every operation to the inner backend. It only hooks leaves that are parameters of an
-/// [update over ranks](crate::ReduceOverRanks) of this thread that has several ranks or gradients in
-/// host memory, or of an [`OffloadedAdamW`](crate::OffloadedAdamW). Put it directly outside of
+/// [update over ranks](crate::ReduceOverRanks) of this thread that has several ranks or gradients
+/// in host memory, or of an [`OffloadedAdamW`](crate::OffloadedAdamW). Put it directly outside of
 /// `Autodiff`, and inside of autocast: `Autocast<Sharded<Autodiff<Cuda>>>`. Its inner backend, the
 /// one of `valid()`, is [`WithHost<Cuda>`](crate::WithHost).
 ///

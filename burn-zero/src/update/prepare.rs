@@ -102,9 +102,10 @@ impl Sharding {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
+        let own = self.reducer().ok();
         let mut search = TakenParameter {
             path: Vec::new(),
-            own: self.reducer.as_ref(),
+            own: own.as_ref(),
             found: None,
         };
         module.visit(&mut search);
@@ -185,8 +186,9 @@ impl Sharding {
             return Err(ShardingError::NotSharded { what, backend }.into());
         }
         parameters.check(ranks, settings.partition)?;
-        let before = self.reducer.as_ref().map(|reducer| reducer.layout());
-        let other = before.filter(|before| before.parameters() != parameters.list);
+        let before = self.reducer().ok();
+        let layout = before.as_deref().map(GradientReducer::layout);
+        let other = layout.filter(|before| before.parameters() != parameters.list);
         if let Some(before) = other
             && group
                 .agree_any("state of other parameters", has_state::<B>(inner, before))
@@ -245,7 +247,7 @@ impl Sharding {
             }
         };
         let ids = attach_to::<B, M>(&reducer, &module);
-        (self.group, self.reducer, self.owner) = (group, Some(reducer), Some(owner));
+        (self.group, self.owner) = (group, Some(owner));
         Ok((module, ids))
     }
 }

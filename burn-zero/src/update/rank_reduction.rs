@@ -12,8 +12,7 @@ use burn_ranks::{ProcessGroup, SingleRank};
 
 use super::sharding::Sharding;
 use super::statistics::Statistics;
-use crate::reduce::GradientReducer;
-use crate::{Recorder, ShardingError, ZeroError, ZeroSettings};
+use crate::{Recorder, ZeroError, ZeroSettings};
 
 /// How an update reduces its gradients, and over which ranks. It stays a handle to what the update
 /// has prepared: a [`Recorder`], figures.
@@ -151,9 +150,9 @@ impl RankReduction {
     ///
     /// # Errors
     ///
-    /// [`ShardingError::NotPrepared`].
+    /// [`ShardingError::NotPrepared`](crate::ShardingError::NotPrepared).
     pub fn recorder(&self) -> Result<Recorder, ZeroError> {
-        self.reducer()?;
+        self.sharding.reducer()?;
         Ok(Recorder::new(&self.sharding.prepared))
     }
 
@@ -165,7 +164,7 @@ impl RankReduction {
     /// To be compared with [`Estimate::peak_gradient_bytes`](crate::Estimate::peak_gradient_bytes),
     /// plus [`host_gradient_bytes`](crate::Estimate::host_gradient_bytes) in host memory.
     pub fn peak_gradient_bytes(&self) -> u64 {
-        let reducer = self.reducer();
+        let reducer = self.sharding.reducer();
         reducer.map_or(0, |reducer| reducer.tracker().peak_bytes())
     }
 
@@ -202,8 +201,9 @@ impl RankReduction {
     ///
     /// # Errors
     ///
-    /// [`ShardingError::NotPrepared`]; [`ShardingError::OtherModel`] if model and
-    /// gradients are not those of the update; those of the group.
+    /// [`ShardingError::NotPrepared`](crate::ShardingError::NotPrepared);
+    /// [`ShardingError::OtherModel`](crate::ShardingError::OtherModel) if model and gradients are not
+    /// those of the update; those of the group.
     ///
     /// # Cost
     ///
@@ -219,9 +219,7 @@ impl RankReduction {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let mut sharding = self.sharding.sharing_prepared();
-        sharding.reducer = Some(self.reducer()?);
-        gradient::update(|| sharding.norm_of::<B, M>(module, gradients))
+        gradient::update(|| self.sharding.norm_of::<B, M>(module, gradients))
     }
 
     /// Gives the model on every rank, and all its clones, the running statistics of rank 0, such as
@@ -244,10 +242,5 @@ impl RankReduction {
         M: AutodiffModule<B>,
     {
         Statistics::of::<B, M>(module).share::<B, M>(module, &*self.sharding.group)
-    }
-
-    fn reducer(&self) -> Result<Arc<GradientReducer>, ShardingError> {
-        let reducer = self.sharding.prepared.lock().reducer.clone();
-        reducer.ok_or(ShardingError::NotPrepared)
     }
 }

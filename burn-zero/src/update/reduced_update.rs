@@ -8,11 +8,9 @@ use burn::tensor::Device;
 use burn::tensor::backend::AutodiffBackend;
 use burn_backend::Device as _;
 use burn_decorator::gauge::Gauge;
-use burn_decorator::gradient;
 use burn_ranks::ReduceOp;
 use burn_update::{
-    LoopRequest, Optimize, Parameter, PartState, Ranks, Stateful, Step, StepOutcome, UpdateError,
-    UpdateRecord,
+    LoopRequest, Optimize, Parameter, PartState, Ranks, Stateful, Step, UpdateError, UpdateRecord,
 };
 
 use super::parameters::Parameters;
@@ -87,7 +85,7 @@ where
     }
 
     fn ranks(&self) -> Option<Arc<dyn Ranks>> {
-        let reducer = self.sharding.reducer.clone()?;
+        let reducer = self.sharding.reducer().ok()?;
         let ranks = reducer.group().world_size();
         let reduction = self.sharding.settings.reduction;
         (ranks > 1).then(|| Arc::new(RanksOfReducer { reducer, reduction }) as Arc<dyn Ranks>)
@@ -109,29 +107,9 @@ where
         gradients: GradientsParams,
     ) -> Result<M, UpdateError> {
         let model = Box::new(model);
-        let is_scaled = step.is_scaled;
-        let mut left_out = Vec::new();
         let (sharding, inside) = (&mut self.sharding, &mut self.inside);
-        let gradients = gradients.into();
-        let mut of_shards = step.clone();
-        let updated = with_stack(|| {
-            // The update's own scale, or a loss scaler around the update.
-            let on_overflow = |names: Vec<String>| {
-                let skips = is_scaled || gradient::report_overflow(names.clone());
-                if skips {
-                    left_out = names;
-                }
-                skips
-            };
-            sharding.advance::<B, M>(model, gradients, inside, &mut of_shards, on_overflow)
-        });
-        let model = *updated?;
-        step.norm = of_shards.norm;
-        if !left_out.is_empty() {
-            step.overflowed = left_out;
-            step.outcome = StepOutcome::Waits;
-        }
-        Ok(model)
+        let advance = || sharding.advance::<B, M>(model, gradients.into(), inside, step);
+        Ok(*with_stack(advance)?)
     }
 }
 

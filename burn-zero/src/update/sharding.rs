@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use super::prepare::attach_to;
 use crate::parameters::{ParameterStore, Shard, Units, own_shards};
 use crate::recorder::Prepared;
-use crate::reduce::{GradientReducer, Layout, Owner};
+use crate::reduce::{GradientReducer, Owner};
 use crate::trace::trace_waits;
 use crate::{ShardingError, Stage, ZeroError, ZeroSettings};
 
@@ -25,13 +25,12 @@ pub(super) struct Sharding {
     pub(super) seed: Option<u64>,
     /// The unit of a parameter, by its path.
     pub(super) unit: Option<SharedFn<String, String>>,
-    pub(super) reducer: Option<Arc<GradientReducer>>,
-    /// Of the reducer.
+    /// Of the [reducer](Self::reducer).
     pub(super) owner: Option<Arc<Owner>>,
     /// By parameter: the node of a leaf whose shard has not changed since the optimizer updated it
     /// on the host.
     pub(super) leaves: HashMap<usize, u64>,
-    /// State that its recorders use too.
+    /// What was prepared last, which its recorders use too.
     pub(super) prepared: Arc<Mutex<Prepared>>,
 }
 
@@ -40,7 +39,6 @@ impl Clone for Sharding {
         Self {
             seed: self.seed,
             unit: self.unit.clone(),
-            reducer: self.reducer.clone(),
             owner: self.owner.clone(),
             leaves: self.leaves.clone(),
             prepared: Arc::new(Mutex::new(self.prepared.lock().clone())),
@@ -57,7 +55,6 @@ impl Sharding {
             settings,
             seed: None,
             unit: None,
-            reducer: None,
             owner: None,
             leaves: HashMap::new(),
             prepared: Arc::default(),
@@ -80,12 +77,14 @@ impl Sharding {
         }
     }
 
+    /// The reducer of the model that was prepared last.
+    ///
     /// # Errors
     ///
     /// [`ShardingError::NotPrepared`].
-    pub(super) fn layout(&self) -> Result<&Layout, ShardingError> {
-        let reducer = self.reducer.as_deref();
-        Ok(reducer.ok_or(ShardingError::NotPrepared)?.layout())
+    pub(super) fn reducer(&self) -> Result<Arc<GradientReducer>, ShardingError> {
+        let reducer = self.prepared.lock().reducer.clone();
+        reducer.ok_or(ShardingError::NotPrepared)
     }
 
     /// Whether parameters are sharded: gathered unit by unit when they are used.
@@ -169,8 +168,8 @@ impl Sharding {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let shards = self.prepared.lock().shards.clone();
-        let (Some(shards), Some(reducer)) = (shards, self.reducer.clone()) else {
+        let Prepared { reducer, shards } = self.prepared.lock().clone();
+        let (Some(reducer), Some(shards)) = (reducer, shards) else {
             return module;
         };
         let on_host = self.leaves.keys().copied().collect();

@@ -14,7 +14,7 @@ use burn_backend::{AutodiffBackend, Backend, FloatDType, Slice, TensorData, Tens
 use burn_checkpoint::{ParameterUnit, unrecorded};
 use burn_decorator::{HostRead, end_uploads, gradient};
 use burn_ranks::ProcessGroup;
-use burn_update::{Step, UpdateError};
+use burn_update::{Step, StepOutcome, UpdateError};
 
 use super::gather::Gather;
 use super::parameter_shards::{ParameterShards, shard_id};
@@ -30,9 +30,8 @@ use crate::reduce::{GradientReducer, Layout, StepTag};
 use crate::{Memory, ShardingError, ZeroError};
 
 impl Sharding {
-    /// A step of the model: reduce, update, publish. `on_overflow` gets the paths of the gradients
-    /// that overflowed in the reduction, the same on all ranks, and returns whether the step is left
-    /// out because of them.
+    /// A step of the model: reduce, update, publish. It is left out if a gradient overflows in the
+    /// reduction, on any rank, and a loss scale counts that.
     ///
     /// # Errors
     ///
@@ -42,21 +41,22 @@ impl Sharding {
         module: Box<M>,
         gradients: GradAdaptor,
         inner: &mut ShardUpdate<B>,
-        of_inner: &mut Step<B::InnerBackend>,
-        on_overflow: impl FnOnce(Vec<String>) -> bool,
+        step: &mut Step<B::InnerBackend>,
     ) -> Result<Box<M>, UpdateError>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let step = self.begin_step::<B, M>(&module, of_inner.lr)?;
-        let (reduced, overflowed) = reduce(&step, step.local_gradients::<B>(gradients))?;
-        if !overflowed.is_empty() && on_overflow(overflowed) {
+        let of_model = self.begin_step::<B, M>(&module, step.lr)?;
+        let (reduced, overflowed) = reduce(&of_model, of_model.local_gradients::<B>(gradients))?;
+        if !overflowed.is_empty() && leaves_out(step, &overflowed) {
+            step.overflowed = overflowed;
+            step.outcome = StepOutcome::Waits;
             return Ok(module);
         }
-        let gradients = reduced.into_shards(step.layout())?;
-        let updated = self.update::<B, M>(&step, &module, gradients, inner, of_inner)?;
-        Ok(self.publish::<B, M>(&step, module, updated)?)
+        let gradients = reduced.into_shards(of_model.layout())?;
+        let updated = self.update::<B, M>(&of_model, &module, gradients, inner, step)?;
+        Ok(self.publish::<B, M>(&of_model, module, updated)?)
     }
 
     /// Checks that a model is the one that was prepared, and counts a step of it.
@@ -88,8 +88,7 @@ impl Sharding {
         M: AutodiffModule<B>,
     {
         let device = module.devices().into_iter().next().unwrap_or_default();
-        let reducer = self.reducer.clone();
-        let reducer = reducer.ok_or(ShardingError::NotPrepared)?;
+        let reducer = self.reducer()?;
         let parameters = Parameters::of::<B, M>(module);
         parameters.check_same(reducer.layout().parameters())?;
         Ok(ModelStep {
@@ -299,6 +298,12 @@ impl Sharding {
         });
         Box::new(module)
     }
+}
+
+/// Whether a step is left out because of what has overflowed in its reduction: the update's own
+/// scale counts it, or a loss scaler around the update.
+fn leaves_out<I: Backend>(step: &Step<I>, overflowed: &[String]) -> bool {
+    step.is_scaled || gradient::report_overflow(overflowed.to_vec())
 }
 
 /// This rank's updated shards, all of them in host memory, in the types of the parameters.

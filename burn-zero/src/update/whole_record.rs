@@ -40,7 +40,8 @@ impl Sharding {
     where
         B: AutodiffBackend,
     {
-        let layout = self.layout()?;
+        let reducer = self.reducer()?;
+        let layout = reducer.layout();
         let of_shards = ids_of_shards(layout);
         let (own, tensors) = split::<B, _>(inner.record(), layout, &of_shards)?;
         let tree = self.unite(own)?;
@@ -90,7 +91,8 @@ impl Sharding {
     where
         B: AutodiffBackend,
     {
-        let layout = self.layout()?;
+        let reducer = self.reducer()?;
+        let layout = reducer.layout();
         let mut of_module: StateIds = all.iter().map(|id| (id.serialize(), None)).collect();
         of_module.extend(state_ids(ids.iter().copied()));
         let record = inner.record();
