@@ -18,17 +18,15 @@ use burn::tensor::{DType, TensorData};
 use burn_backend::tensor::FloatTensor;
 use parking_lot::Mutex;
 
-use crate::backend::attach;
 use crate::host::not_read;
 use crate::module::{replace_tensors, transposed_in_stores};
-use crate::parameters::{NewValue, ParameterStore, Shard, own_shards};
+use crate::parameters::{NewValue, ParameterStore, Shard};
 use crate::record::{
     Entry, Keep, MODEL, RecordError, Saved, ShardedRecord, TensorSlice, TensorSpec, TrainingState,
     end, save_sharded,
 };
-use crate::reduce::{GradientReducer, Layout};
 use crate::state::{self, Item, StateTensor, from_file, in_file, refuse, to_file};
-use crate::update::{Parameters, Statistics};
+use crate::update::{Parameters, Prepared, Statistics};
 use burn_decorator::module::{AnyTensor, for_each_float, for_each_tensor};
 
 /// A training: a model, its update over ranks, and its learning-rate scheduler (or a number, for a
@@ -116,33 +114,22 @@ impl<M, O, S> Training<M, O, S> {
 #[derive(Clone, Debug)]
 pub struct Recorder {
     /// Weak, so that a recorder does not keep the group of a dropped update alive.
-    optimizer: Weak<Mutex<Prepared>>,
-}
-
-/// What a recorder needs of an optimizer.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Prepared {
-    /// The reducer of its last `prepare`.
-    pub(crate) reducer: Option<Arc<GradientReducer>>,
-    /// The parameters after its last step, frozen ones too, where they are sharded.
-    pub(crate) shards: Option<Arc<ParameterStore>>,
+    of_update: Weak<Mutex<Option<Prepared>>>,
 }
 
 impl Recorder {
-    pub(crate) fn new(optimizer: &Arc<Mutex<Prepared>>) -> Self {
+    /// Of what an update has prepared.
+    pub(crate) fn new(of_update: &Arc<Mutex<Option<Prepared>>>) -> Self {
         Self {
-            optimizer: Arc::downgrade(optimizer),
+            of_update: Arc::downgrade(of_update),
         }
     }
 
-    /// The prepared state of the optimizer, with its reducer.
-    fn prepared(&self) -> Result<(Arc<GradientReducer>, Prepared), RecordError> {
-        let optimizer = self.optimizer.upgrade();
-        let found = optimizer.and_then(|optimizer| {
-            let prepared = optimizer.lock().clone();
-            Some((prepared.reducer.clone()?, prepared))
-        });
-        Ok(found.ok_or_else(|| refuse("the update of this recorder was dropped"))?)
+    /// The model that the update has prepared.
+    fn prepared(&self) -> Result<Prepared, RecordError> {
+        let of_update = self.of_update.upgrade();
+        let prepared = of_update.and_then(|prepared| prepared.lock().clone());
+        Ok(prepared.ok_or_else(|| refuse("the update of this recorder was dropped"))?)
     }
 
     /// Saves a training as one record in `dir`, as [`save_sharded`] does. Collective: all ranks
@@ -180,8 +167,7 @@ impl Recorder {
         O: Optimizer<M, B>,
         S: LrScheduler,
     {
-        let (reducer, prepared) = self.prepared()?;
-        let shards = prepared.shards.as_deref();
+        let Prepared { reducer, store } = self.prepared()?;
         let group = reducer.group();
         let layout = reducer.layout();
         let split = || {
@@ -213,12 +199,12 @@ impl Recorder {
                     entries.push(Entry::lazy(slice, move || Ok(bytes[part].to_vec().into())));
                 }
             }
-            let own = shards.map(|it| own_shards::<B, M>(Some(it), it.units(), training.model));
-            // Only now: a rank that has no state of the parameter goes on, and `own_shards` may be
+            let versions = store.versions_of::<B, M>(training.model);
+            // Only now: a rank that has no state of the parameter goes on, and `versions_of` may be
             // a collective.
             checked?;
-            let layout = shards.map_or(layout, |shards| shards.units().layout());
-            for it in model_tensors::<B, M>(training.model, &parameters, shards)? {
+            let layout = store.layout();
+            for it in model_tensors::<B, M>(training.model, &parameters, &store)? {
                 let whole = TensorSlice::whole(it.spec.clone()).range;
                 let ranges = match it.parameter {
                     Some(parameter) if !whole.is_empty() => layout.shard(parameter).to_vec(),
@@ -228,19 +214,22 @@ impl Recorder {
                 };
                 entries.extend(ranges.into_iter().map(|range| {
                     let (tensor, elements) = (it.tensor.clone(), range.clone());
-                    let own = own.as_ref().zip(it.parameter).filter(|_| !range.is_empty());
-                    let own = own.map(|(own, parameter)| {
+                    let own = it.parameter.filter(|_| !range.is_empty()).map(|parameter| {
                         let start = layout.position(parameter, range.start);
-                        (own[parameter].clone(), start..start + range.len())
+                        (versions[parameter].clone(), start..start + range.len())
                     });
                     let name = it.spec.name.clone();
                     let slice = TensorSlice::new(it.spec.clone(), range);
                     Entry::lazy(slice, move || {
+                        if elements.is_empty() {
+                            return Ok(Vec::new().into());
+                        }
+                        let own = own.as_ref();
+                        let own = own.and_then(|(version, part)| Some((version.shard()?, part)));
                         let data = match own {
-                            _ if elements.is_empty() => return Ok(Vec::new().into()),
                             None => tensor.read(elements),
                             Some((shard, part)) => {
-                                let read = shard.read(part).wait();
+                                let read = shard.read(part.clone()).wait();
                                 read.map_err(|error| not_read("this rank's shard", &name, &error))?
                             }
                         };
@@ -290,20 +279,19 @@ impl Recorder {
         O: Optimizer<M, B>,
         S: LrScheduler,
     {
-        let (reducer, Prepared { shards, .. }) = self.prepared()?;
+        let Prepared { reducer, store } = self.prepared()?;
         let Some(mut record) = ShardedRecord::open_with(dir, reducer.group(), step)? else {
             return Ok((training, None));
         };
-        let (layout, group): (&Layout, _) = (reducer.layout(), reducer.group());
+        let (layout, group) = (reducer.layout(), reducer.group());
         let state = record.state().clone();
         let record = &mut record;
         let load = || {
             let device = device_of::<B, M>(&training.model);
             let parameters = Parameters::of::<B, M>(&training.model);
             parameters.check_same(layout.parameters())?;
-            let shards = shards.as_deref();
-            let tensors = model_tensors::<B, M>(&training.model, &parameters, shards)?;
-            let mut loaded = load_model(&tensors, shards, &device, record)?;
+            let tensors = model_tensors::<B, M>(&training.model, &parameters, &store)?;
+            let mut loaded = load_model(&tensors, &store, &device, record)?;
 
             let ids = state::ids_of_shards(layout);
             let tree = state::join(&state.optimizer, layout, &ids, |wanted| {
@@ -341,18 +329,18 @@ impl Recorder {
             let item = Record::<B>::from_item::<FullPrecisionSettings>(item, &device);
             training.scheduler = training.scheduler.load_record::<B>(item);
 
-            training.model = replace_tensors::<B, M>(training.model, &mut |path, _| {
+            let model = replace_tensors::<B, M>(training.model, &mut |path, _| {
                 loaded.whole.remove(&format!("{MODEL}{path}"))
             });
-            if let (Some(shards), Some(optimizer)) = (shards, self.optimizer.upgrade()) {
-                let units = shards.units().clone();
-                let at = format!("after the record of step {}", state.step);
-                let shards = ParameterStore::new(reducer.clone(), units, loaded.own, at);
-                training.model = shards.put::<B, M>(training.model);
-                optimizer.lock().shards = Some(shards);
-            }
-            if !reducer.is_idle() {
-                attach(&reducer, &Parameters::of::<B, M>(&training.model).nodes);
+            let at = format!("after the record of step {}", state.step);
+            let loaded = Prepared {
+                store: store.loaded::<B, M>(loaded.shards, &model, at),
+                reducer: reducer.clone(),
+            };
+            let (model, _) = loaded.put::<B, M>(Box::new(model));
+            training.model = *model;
+            if let Some(prepared) = self.of_update.upgrade() {
+                *prepared.lock() = Some(loaded);
             }
             Ok(training)
         };
@@ -378,7 +366,7 @@ struct ModelTensor<B: Backend> {
     /// Its description in a record.
     spec: TensorSpec,
     tensor: AnyTensor<B>,
-    /// Its position among the optimizer's parameters, where they are sharded among all of those.
+    /// Its position in the store.
     parameter: Option<usize>,
 }
 
@@ -390,14 +378,12 @@ struct ModelTensor<B: Backend> {
 fn model_tensors<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: &M,
     parameters: &Parameters,
-    shards: Option<&ParameterStore>,
+    store: &ParameterStore,
 ) -> Result<Vec<ModelTensor<B::InnerBackend>>, RecordError> {
     let mut positions = HashMap::new();
     for_each_float(module, |path, id, tensor: FloatTensor<B>| {
-        let position = match shards {
-            Some(shards) => shards.units().position::<B>(parameters, path, id, &tensor),
-            None => parameters.position::<B>(id, &tensor),
-        };
+        let entries = store.entries();
+        let position = entries.position::<B>(parameters, path, id, &tensor);
         positions.extend(position.map(|position| (path.to_owned(), position)));
     });
     let mut found = Vec::new();
@@ -422,13 +408,13 @@ struct Loaded {
     /// Whole tensors, by name.
     whole: HashMap<String, TensorData>,
     /// Where parameters are sharded, this rank's shards of them, by position.
-    own: Vec<Arc<Shard>>,
+    shards: HashMap<usize, Shard>,
 }
 
 /// Reads the tensors of a model: whole, or this rank's elements of those that are sharded.
 fn load_model<B: Backend>(
     model: &[ModelTensor<B>],
-    shards: Option<&ParameterStore>,
+    store: &ParameterStore,
     device: &B::Device,
     record: &mut ShardedRecord,
 ) -> Result<Loaded, RecordError> {
@@ -443,24 +429,19 @@ fn load_model<B: Backend>(
         let path = record.path().to_owned();
         return Err(RecordError::OtherModel { path, reason });
     }
-    let mut loaded = Loaded {
-        // Those of frozen parameters that the model has no more stay.
-        own: shards.map_or_else(Vec::new, |shards| shards.own().to_vec()),
-        ..Loaded::default()
-    };
-    let units = shards.map(|shards| shards.units());
+    let mut loaded = Loaded::default();
     for it in model {
         let whole = [TensorSlice::whole(it.spec.clone()).range];
-        let part = units.zip(it.parameter);
-        let ranges = part.map(|(units, parameter)| units.layout().shard(parameter));
+        let part = store.shards().zip(it.parameter);
+        let ranges = part.map(|(_, parameter)| store.layout().shard(parameter));
         let bytes = record.read_ranges(&it.spec, ranges.unwrap_or(&whole))?;
         let (dtype, shape) = it.tensor.kind();
         match part {
-            Some((units, parameter)) => {
+            Some((memory, parameter)) => {
                 let elements = bytes.len() / dtype.size();
                 let own = NewValue::Host(from_file(bytes, vec![elements], dtype));
-                let own = Shard::new::<B>(own, units.memory(), device);
-                loaded.own[parameter] = Arc::new(own);
+                let own = Shard::new::<B>(own, memory, device);
+                loaded.shards.insert(parameter, own);
             }
             None => {
                 let name = it.spec.name.clone();

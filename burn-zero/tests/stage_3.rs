@@ -1495,3 +1495,114 @@ fn so_are_frozen_ones_that_are_loaded() {
         assert!(loaded == expected && saved == expected);
     }
 }
+
+/// What the update moves between device and host in a step that uses all layers, and in one that
+/// leaves one of three out.
+#[test]
+fn shards_of_parameters_without_a_gradient_are_not_made_again() {
+    let _turn = turn();
+    type Low = Autocast<B, Bf16>;
+    let run = |shards| {
+        let moved_bytes = ThreadGroup::spawn(2, Default::default(), |group| {
+            let group = Arc::new(group);
+            let settings = ZeroSettings {
+                shards,
+                ..ZeroSettings::stage(Stage::Parameters)
+            };
+            let sgd = SgdConfig::new().init();
+            let mut update = over_ranks(sgd, group.clone(), settings)?;
+            let mut model = update.prepare(layers::<Low>(3, WIDTH, 0.2))?;
+            let mut moved_bytes = Vec::new();
+            for step in 0..4 {
+                let x = Tensor::ones([2, WIDTH], &Default::default());
+                let used: Vec<_> = match step {
+                    3 => vec![model[0].clone(), model[2].clone()],
+                    _ => model.clone(),
+                };
+                let gradients = layers::loss(&used, x).backward();
+                let gradients = GradientsParams::from_grads(gradients, &model);
+                drop(used);
+                group.barrier("backward")?;
+                take_events();
+                group.barrier("an update")?;
+                model = update.step(0.01, model, gradients)?;
+                group.barrier("updated")?;
+                moved_bytes.push(moved(&take_events()));
+                group.barrier("taken")?;
+            }
+            Ok::<_, UpdateError>(moved_bytes)
+        });
+        let ranks: Result<Vec<_>, _> = moved_bytes.expect("ranks end").into_iter().collect();
+        // Of the ranks that take the events one finds them.
+        let [all, without_one] = [2, 3].map(|step| {
+            let ranks = ranks.as_ref().expect("ranks agree").iter();
+            let found = ranks.map(|steps| steps[step]).max();
+            found.expect("two ranks")
+        });
+        (all, without_one)
+    };
+    for shards in [Memory::Host, Memory::Device] {
+        let (all, without_one) = run(shards);
+        let expected = (all.0 * 2 / 3, all.1 * 2 / 3);
+        assert_eq!(without_one, expected, "{shards:?}: {all:?}");
+    }
+}
+
+/// Between steps a program sets the weight of a frozen layer: to other numbers, or to another type.
+#[test]
+fn a_frozen_parameter_that_is_replaced_leaves_no_shard_behind() {
+    let _turn = turn();
+    const RANKS: usize = 2;
+    const LAYER_BYTES: usize = WIDTH * WIDTH * 4;
+    let run = |stage, dtype: DType| {
+        let trained = ThreadGroup::spawn(RANKS, Default::default(), |group| {
+            let group = Arc::new(group);
+            let settings = ZeroSettings {
+                shards: Memory::Device,
+                ..ZeroSettings::stage(stage)
+            };
+            let sgd = SgdConfig::new().init();
+            let mut update = over_ranks(sgd, group.clone(), settings)?;
+            let mut model = update.prepare(frozen_but(layers::<B>(3, WIDTH, 0.2), 2))?;
+            let mut live = Vec::new();
+            for step in 0..3 {
+                if step == 1 {
+                    let other = layers::<B>(3, WIDTH, 0.1).swap_remove(0).weight.val();
+                    let other = other.into_data().convert_dtype(dtype);
+                    let other = Tensor::from_data(other, (&Default::default(), dtype));
+                    model[1].weight = Param::initialized(model[1].weight.id, other);
+                }
+                let x = Tensor::ones([2, WIDTH], &Default::default());
+                let loss = model.iter().fold(x, |x, layer| {
+                    let weight = layer.weight.val().cast(DType::F32);
+                    x.matmul(weight).tanh()
+                });
+                let gradients = GradientsParams::from_grads(loss.sum().backward(), &model);
+                model = update.step(0.05, model, gradients)?;
+                group.barrier("a step")?;
+                live.push(live_bytes());
+                group.barrier("read")?;
+            }
+            let values = model.iter().map(|layer| layer.weight.val().into_data());
+            let values = values.flat_map(|data| data.iter::<f32>().collect::<Vec<_>>());
+            Ok::<_, UpdateError>((live, values.collect::<Vec<_>>()))
+        });
+        let trained: Result<Vec<_>, _> = trained.expect("ranks end").into_iter().collect();
+        trained.expect("ranks agree").swap_remove(0)
+    };
+    for dtype in [DType::F32, DType::BF16] {
+        let (_, expected) = run(Stage::Gradients, dtype);
+        let (live, found) = run(Stage::Parameters, dtype);
+        assert!(found == expected, "{dtype:?}");
+        let whole = RANKS * LAYER_BYTES / 2;
+        let grown = match dtype {
+            DType::BF16 => whole as i64 - LAYER_BYTES as i64,
+            _ => 0,
+        };
+        assert_eq!(
+            live[2] as i64 - live[0] as i64,
+            grown,
+            "{dtype:?}: {live:?}"
+        );
+    }
+}

@@ -10,7 +10,7 @@
 //! ```
 
 use core::fmt;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use burn::module::{AutodiffModule, ParamId};
@@ -118,8 +118,17 @@ impl OffloadedAdamW {
     /// [update over ranks](crate::ReduceOverRanks), whose own
     /// [`prepare`](burn_update::Update::prepare) does it.
     pub fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(&mut self, module: &M) {
+        raise(self.attach::<B, M>(module, &HashSet::new()));
+    }
+
+    /// [`prepare`](Self::prepare), after a step that has updated some parameters.
+    fn attach<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &mut self,
+        module: &M,
+        updated: &HashSet<ParamId>,
+    ) -> Result<(), ZeroError> {
         let bucket_elements = self.config.bucket_elements;
-        raise(self.link.attach::<B, M>(module, bucket_elements));
+        self.link.attach::<B, M>(module, bucket_elements, updated)
     }
 
     /// Elements whose state is on the host, of parameters that have taken a step.
@@ -165,6 +174,7 @@ impl OffloadedAdamW {
         parameters.iter().try_for_each(|known| self.check(known))?;
         let devices = parameters.iter().map(|it| (it.id, it.device.clone()));
         let devices = devices.collect();
+        let updated = parameters.iter().map(|it| it.id).collect();
         for parameter in &mut parameters {
             let state = self.states.get(&parameter.id);
             parameter.is_known &= matches!(state, Some(State::Host(_)));
@@ -180,7 +190,7 @@ impl OffloadedAdamW {
             states.insert(id, State::Host(Arc::new(state)));
             value
         });
-        self.prepare::<B, M>(&module);
+        self.attach::<B, M>(&module, &updated)?;
         Ok(module)
     }
 }

@@ -21,15 +21,13 @@ use burn_backend::Backend;
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_checkpoint::ParameterUnit;
 use burn_decorator::carried::{carry, is_carried, with};
-use burn_decorator::gradient::keep_on_host;
+use burn_decorator::module::for_each_float;
 use burn_ranks::SingleRank;
 
-use crate::backend::{attach, leaf_node};
-use crate::parameters::{NewValue, Residence};
+use crate::parameters::{Entries, LeafMemory, NewValue, ParameterStore};
 use crate::reduce::{GradientReducer, Layout};
-use crate::update::Parameters;
+use crate::update::{Parameters, hook};
 use crate::{Memory, ShardingError, ZeroError, ZeroSettings};
-use burn_decorator::module::for_each_float;
 
 /// A step on the shards of a rank.
 struct ShardStep {
@@ -83,8 +81,8 @@ impl<I: Backend> StepParameter<I> {
 /// What an optimizer on the host knows about the module.
 #[derive(Debug, Default)]
 pub(super) struct HostLink {
-    /// The nodes of the leaves that the optimizer made.
-    leaves: HashMap<ParamId, u64>,
+    /// The parameters after the last step, outside of an update over ranks, which has its own store.
+    store: Option<Arc<ParameterStore>>,
     /// Copies gradients to the host during backward. `None` before there is a model, on a backend
     /// that is not [`Sharded`](crate::Sharded), and in an update over ranks, which has its own.
     reducer: Option<Arc<GradientReducer>>,
@@ -95,7 +93,7 @@ pub(super) struct HostLink {
 impl Clone for HostLink {
     fn clone(&self) -> Self {
         Self {
-            leaves: self.leaves.clone(),
+            store: self.store.clone(),
             reducer: None,
         }
     }
@@ -115,6 +113,7 @@ impl HostLink {
     ) -> Result<Vec<StepParameter<B::InnerBackend>>, ShardingError> {
         let mut found: Vec<StepParameter<B::InnerBackend>> = Vec::new();
         let trained = Parameters::of::<B, M>(module);
+        let store = self.store.as_deref();
         for_each_float(module, |path, id, tensor: FloatTensor<B>| {
             if is_frozen_copy::<B>(&trained, id, &tensor) {
                 return;
@@ -126,8 +125,8 @@ impl HostLink {
             };
             let in_step = with(|step: &mut ShardStep| step.known.contains(&id));
             let is_known = in_step.unwrap_or_else(|| {
-                let node = leaf_node::<B>(&tensor);
-                node.is_some() && self.leaves.get(&id) == node.as_ref()
+                let version = store.and_then(|store| store.version_of::<B>(path, &tensor));
+                version.is_some_and(|version| version.is_of_host_optimizer())
             });
             found.push(StepParameter {
                 id,
@@ -148,25 +147,23 @@ impl HostLink {
     /// their ids, after their old values were dropped to free the memory. A parameter that the
     /// module holds twice stays one leaf.
     pub(super) fn update<B: AutodiffBackend, M: AutodiffModule<B>>(
-        &mut self,
+        &self,
         module: M,
         devices: HashMap<ParamId, Device<B>>,
         update: impl FnMut(ParamId) -> TensorData,
     ) -> M {
-        let leaves = &mut self.leaves;
-        let made = HashMap::new();
         let trained = Parameters::of::<B, M>(&module);
         module.map(&mut UpdateMapper::<B, _> {
             trained,
             devices,
             update,
-            made,
-            leaves,
+            made: HashMap::new(),
         })
     }
 
     /// From now on the gradients of the module's parameters are copied to the host in this thread's
-    /// backward passes, in buckets of this many elements. Does nothing in an update over ranks.
+    /// backward passes, in buckets of this many elements. The optimizer has just made the leaves of
+    /// `updated`. Does nothing in an update over ranks.
     ///
     /// # Errors
     ///
@@ -175,34 +172,42 @@ impl HostLink {
         &mut self,
         module: &M,
         bucket_elements: usize,
+        updated: &HashSet<ParamId>,
     ) -> Result<(), ZeroError> {
         if is_carried::<ShardStep>() {
             return Ok(());
         }
-        let known = self.reducer.take();
         let all = Parameters::of::<B, M>(module);
-        if all.list.is_empty() || !all.are_hooked {
-            return Ok(());
-        }
-        let reducer = match known.filter(|known| known.layout().parameters() == all.list) {
-            Some(known) => known,
+        let settings = ZeroSettings {
+            bucket_elements,
+            gradients: Memory::Host,
+            ..ZeroSettings::default()
+        };
+        let known = self.store.take();
+        let same = known.as_ref().map(|known| known.layout());
+        let layout = match same.filter(|same| same.parameters() == all.list) {
+            Some(same) => same.clone(),
             None => {
-                let settings = ZeroSettings {
-                    bucket_elements,
-                    gradients: Memory::Host,
-                    ..ZeroSettings::default()
-                };
-                let layout = Layout::new(all.list, 1, 0, &settings)?;
-                let group = Arc::new(SingleRank::new());
-                // A reduction around this optimizer takes the leaves over.
-                let owner = Weak::new();
-                Arc::new(GradientReducer::new(layout, group, &settings, owner))
+                self.reducer = None;
+                Arc::new(Layout::new(all.list, 1, 0, &settings)?)
             }
         };
-        let owner: Weak<GradientReducer> = Arc::downgrade(&reducer);
-        keep_on_host(owner);
-        attach(&reducer, &all.nodes);
-        self.reducer = Some(reducer);
+        let entries = Entries::trained(layout.clone());
+        let updated = updated.iter().filter_map(|id| all.index.get(id).copied());
+        let known = known.as_deref();
+        let store = ParameterStore::of_leaves::<B, M>(known, entries, module, updated);
+        store.note_leaves(&all.nodes);
+        self.store = Some(store);
+        if layout.parameters().is_empty() || !all.are_hooked {
+            return Ok(());
+        }
+        let reducer = self.reducer.get_or_insert_with(|| {
+            // A reduction around this optimizer takes the leaves over.
+            let owner = Weak::new();
+            let group = Arc::new(SingleRank::new());
+            Arc::new(GradientReducer::new(layout, group, &settings, owner))
+        });
+        hook(reducer, &all.nodes);
         Ok(())
     }
 }
@@ -216,15 +221,14 @@ fn is_frozen_copy<B: AutodiffBackend>(
     trained.index.contains_key(&id) && !B::float_is_require_grad(tensor)
 }
 
-struct UpdateMapper<'a, B: AutodiffBackend, F> {
+struct UpdateMapper<B: AutodiffBackend, F> {
     trained: Parameters,
     devices: HashMap<ParamId, Device<B>>,
     update: F,
     made: HashMap<ParamId, FloatTensor<B>>,
-    leaves: &'a mut HashMap<ParamId, u64>,
 }
 
-impl<B, F> ModuleMapper<B> for UpdateMapper<'_, B, F>
+impl<B, F> ModuleMapper<B> for UpdateMapper<B, F>
 where
     B: AutodiffBackend,
     F: FnMut(ParamId) -> TensorData,
@@ -246,18 +250,15 @@ where
         let (id, old, mapper) = param.consume();
         let requires_grad = old.is_require_grad();
         let old = old.into_primitive().tensor();
-        let (residence, unit) = (Residence::of::<B>(&old), ParameterUnit::of::<B>(&old));
+        let (memory, unit) = (LeafMemory::of::<B>(&old), ParameterUnit::of::<B>(&old));
         drop(old);
         let data = (self.update)(id);
         if is_carried::<ShardStep>() {
             return leave_on_host(id, data, &device, requires_grad);
         }
-        let new = NewValue::Host(data).into_tensor::<B>(&residence, &device);
+        let new = NewValue::Host(data).into_tensor::<B>(&memory, &device);
         let new = unit.put::<B>(new);
         let new = B::float_set_require_grad(new, requires_grad);
-        if let Some(node) = leaf_node::<B>(&new) {
-            self.leaves.insert(id, node);
-        }
         self.made.insert(id, new.clone());
         Param::from_mapped_value(id, tensor(new), mapper)
     }

@@ -1,9 +1,12 @@
 //! Parameters in host memory: moves them there, and makes new leaves of them there.
 
+mod entries;
+mod gathers;
 mod parts;
 mod shard;
 mod store;
 mod units;
+mod version;
 
 use std::collections::HashMap;
 
@@ -21,10 +24,12 @@ use burn_decorator::{shared, upload};
 
 use crate::ShardingError;
 use crate::backend::trained_leaf;
+pub(crate) use entries::Entries;
 pub(crate) use parts::Parts;
 pub(crate) use shard::Shard;
-pub(crate) use store::{ParameterStore, own_shards};
+pub(crate) use store::ParameterStore;
 pub(crate) use units::Units;
+pub(crate) use version::{Maker, Version};
 
 use crate::host::read;
 use crate::update::Statistics;
@@ -263,15 +268,15 @@ pub(crate) fn is_on_host<B: Backend>(parameter: &FloatTensor<B>) -> bool {
     is_delivered::<B>(parameter)
 }
 
-/// Where a parameter is between its uses.
-pub(crate) enum Residence {
+/// Where the elements of a leaf are between its uses.
+pub(crate) enum LeafMemory {
     /// On the device.
     Device,
     /// In host memory, with its place in the order of uploads.
     Host(UploadPlace),
 }
 
-impl Residence {
+impl LeafMemory {
     /// That of a parameter.
     pub(crate) fn of<B: Backend>(parameter: &FloatTensor<B>) -> Self {
         if is_on_host::<B>(parameter) {
@@ -308,14 +313,14 @@ impl<I: Backend> NewValue<I> {
     }
 
     /// The leaf of the parameter, in this memory.
-    pub(crate) fn into_tensor<B>(self, residence: &Residence, device: &Device<B>) -> FloatTensor<B>
+    pub(crate) fn into_tensor<B>(self, memory: &LeafMemory, device: &Device<B>) -> FloatTensor<B>
     where
         B: AutodiffBackend<InnerBackend = I, Device = I::Device>,
     {
-        match (self, residence) {
-            (Self::Device(value), Residence::Device) => B::from_inner(value),
-            (Self::Host(data), Residence::Device) => B::from_inner(upload::<I>(data, device)),
-            (value, Residence::Host(place)) => {
+        match (self, memory) {
+            (Self::Device(value), LeafMemory::Device) => B::from_inner(value),
+            (Self::Host(data), LeafMemory::Device) => B::from_inner(upload::<I>(data, device)),
+            (value, LeafMemory::Host(place)) => {
                 let data = match value {
                     Self::Device(value) => read::<I>(value),
                     Self::Host(data) => data,
@@ -333,10 +338,10 @@ pub(crate) fn in_place_of<B: AutodiffBackend>(
     data: TensorData,
 ) -> FloatTensor<B> {
     let (device, dtype) = (B::float_device(old), old.dtype());
-    let new = match Residence::of::<B>(old) {
-        Residence::Host(place) => on_host::<B>(data.convert_dtype(dtype), &device, &place)
+    let new = match LeafMemory::of::<B>(old) {
+        LeafMemory::Host(place) => on_host::<B>(data.convert_dtype(dtype), &device, &place)
             .expect("the backend of a tensor in host memory has a `Remat`"),
-        Residence::Device => <Float as BasicOps<B>>::from_data(data, &device, dtype).tensor(),
+        LeafMemory::Device => <Float as BasicOps<B>>::from_data(data, &device, dtype).tensor(),
     };
     ParameterUnit::of::<B>(old).put::<B>(new)
 }

@@ -1,119 +1,229 @@
-//! Parameters of stage 3, trained and frozen: a rank holds its shard of them, in host memory or on
-//! the device, and a unit is gathered when an operation uses one of its parameters.
+//! The one store of a prepared model's parameters: by path, each with a version, and by leaf, which
+//! version that was made of.
 //!
-//! All ranks use units in the same order, because they run the same program: each gather is a
-//! collective whose label has the unit and the step, so that ranks that differ stop with an error
-//! that has both labels. A rank holds two gathered units at most, in host memory: the one that was
-//! used last, and the next one by the order of the first step, which is gathered while this one
-//! computes. A parameter that steps cast before they use it, as autocast does, is gathered in the
-//! type of the cast: each rank casts its shard of it after the update, a shard that does not change
-//! once.
+//! A version is in the leaf itself (on the device, or in host memory if the parameter is
+//! offloaded), or in shards of all ranks, trained or frozen. Each update makes a store of new
+//! versions: whether the model still has what an update has left is the question whose version its
+//! leaves are.
 
 use core::fmt;
-use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, OnceLock};
+use core::ops::Range;
+use std::collections::HashMap;
+use std::sync::Arc;
 
 use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;
-use burn::tensor::{DType, Shape, TensorData};
-use burn_backend::tensor::{Device, FloatTensor};
-use burn_checkpoint::{Delivery, delivered_in_order};
-use burn_ranks::Pending;
+use burn_backend::tensor::FloatTensor;
 use parking_lot::Mutex;
 
-use super::shard::{Elements, Shard, cut};
-use super::units::{Gathered, Unit, Units};
-use super::{NewValue, Residence};
+use super::entries::Entries;
+use super::gathers::Gathers;
+use super::shard::{Shard, cut};
+use super::units::Units;
+use super::version::{Maker, Version};
+use super::{LeafMemory, NewValue};
 use crate::backend::leaf_node;
 use crate::host::read;
-use crate::reduce::GradientReducer;
-use crate::{ZeroError, raise};
+use crate::reduce::{GradientReducer, Layout};
+use crate::{Memory, ZeroError};
 
-/// The parameters after one step, which the leaves of the model share.
+/// The parameters of a model, after one step of it.
 pub(crate) struct ParameterStore {
-    reducer: Arc<GradientReducer>,
-    units: Arc<Units>,
+    entries: Arc<Entries>,
     /// By parameter.
-    own: Arc<[Arc<Shard>]>,
-    /// The step, for labels.
-    at: String,
-    /// The parameters of the leaves that were made from these shards, by node.
+    versions: Arc<[Arc<Version>]>,
+    /// The parameters of the leaves that were made of these versions, by node.
     leaves: Mutex<HashMap<u64, usize>>,
-    /// By parameter: the type in which it is gathered where a cast uses it, if that is not its own.
-    low_types: Vec<Option<DType>>,
-    /// By parameter: this rank's elements in that type, once there is a leaf of it.
-    low: Vec<OnceLock<Elements>>,
-    held: Mutex<Held>,
-}
-
-/// The gathered units, by number.
-#[derive(Default)]
-struct Held {
-    /// The one that was used last.
-    last: Option<(usize, Gathered)>,
-    /// The one that is gathered ahead.
-    next: Option<(usize, Pending<Gathered, ZeroError>)>,
+    /// `None` where leaves have whole parameters.
+    gathers: Option<Arc<Gathers>>,
 }
 
 impl ParameterStore {
-    pub(crate) fn new(
+    /// Of a model whose leaves have its parameters, as `known` has it so far. The optimizer on the
+    /// host has just made the leaves of the parameters of `updated`.
+    pub(crate) fn of_leaves<B, M>(
+        known: Option<&Self>,
+        entries: Entries,
+        module: &M,
+        updated: impl IntoIterator<Item = usize>,
+    ) -> Arc<Self>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let mut versions = versions_of::<B, M>(known, &entries, None, module);
+        for parameter in updated {
+            versions[parameter] = Arc::new(Version::in_leaf(Maker::HostOptimizer));
+        }
+        Arc::new(Self {
+            entries: Arc::new(entries),
+            versions: versions.into(),
+            leaves: Mutex::default(),
+            gathers: None,
+        })
+    }
+
+    /// Of a model whose parameters are sharded over the ranks of `reducer`, as `known` has it so
+    /// far. All ranks call it. `at` names the step in labels.
+    pub(crate) fn of_shards<B, M>(
+        known: Option<&Self>,
+        entries: Entries,
+        units: Units,
         reducer: Arc<GradientReducer>,
+        module: &M,
+        at: String,
+    ) -> Arc<Self>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let versions = versions_of::<B, M>(known, &entries, Some(units.memory()), module).into();
+        Self::sharded(Arc::new(entries), Arc::new(units), reducer, versions, at)
+    }
+
+    fn sharded(
+        entries: Arc<Entries>,
         units: Arc<Units>,
-        own: Vec<Arc<Shard>>,
+        reducer: Arc<GradientReducer>,
+        versions: Arc<[Arc<Version>]>,
         at: String,
     ) -> Arc<Self> {
-        units.begin();
+        let layout = entries.layout().clone();
+        let gathers = Gathers::new(layout, units, reducer, versions.clone(), at);
         Arc::new(Self {
-            low: own.iter().map(|_| OnceLock::new()).collect(),
-            low_types: units.low_types(),
-            reducer,
-            units,
-            own: own.into(),
-            at,
+            entries,
+            versions,
             leaves: Mutex::default(),
-            held: Mutex::default(),
+            gathers: Some(Arc::new(gathers)),
         })
     }
 
-    /// This rank's shards, by parameter.
-    pub(crate) fn own(&self) -> &[Arc<Shard>] {
-        &self.own
+    /// The store after this one, with other versions of the same parameters. `at` names the step in
+    /// labels.
+    pub(crate) fn followed_by(&self, versions: Vec<Arc<Version>>, at: String) -> Arc<Self> {
+        let (entries, versions) = (self.entries.clone(), versions.into());
+        match &self.gathers {
+            Some(gathers) => {
+                let (units, reducer) = (gathers.units().clone(), gathers.reducer().clone());
+                Self::sharded(entries, units, reducer, versions, at)
+            }
+            None => Arc::new(Self {
+                entries,
+                versions,
+                leaves: Mutex::default(),
+                gathers: None,
+            }),
+        }
     }
 
-    /// The parameter of a leaf that was made from these shards, by its node.
-    fn parameter_of(&self, node: Option<u64>) -> Option<usize> {
-        self.leaves.lock().get(&node?).copied()
+    pub(crate) fn entries(&self) -> &Entries {
+        &self.entries
     }
 
-    /// Whether this is the node of a leaf that was made from these shards.
-    pub(crate) fn has(&self, node: Option<u64>) -> bool {
-        node.is_some_and(|node| self.leaves.lock().contains_key(&node))
+    /// The parameters, trained ones and after them frozen ones that are sharded, and this rank's
+    /// shards.
+    pub(crate) fn layout(&self) -> &Arc<Layout> {
+        self.entries.layout()
     }
 
-    /// The nodes of the leaves of some parameters, by parameter.
-    pub(crate) fn nodes(&self, parameters: &HashSet<usize>) -> HashMap<usize, u64> {
-        let leaves = self.leaves.lock();
-        let nodes = leaves.iter().map(|(node, parameter)| (*parameter, *node));
-        nodes
-            .filter(|(parameter, _)| parameters.contains(parameter))
-            .collect()
+    /// Where this rank's shards are, if parameters are sharded.
+    pub(crate) fn shards(&self) -> Option<Memory> {
+        let gathers = self.gathers.as_ref()?;
+        Some(gathers.units().memory())
     }
 
-    pub(crate) fn units(&self) -> &Arc<Units> {
-        &self.units
+    /// Whether a leaf was made of one of these versions.
+    pub(crate) fn has<B: AutodiffBackend>(&self, leaf: &FloatTensor<B>) -> bool {
+        self.parameter_of::<B>(leaf).is_some()
     }
 
-    /// The module with new leaves, which are gathered from these shards of all ranks when they are
-    /// used.
-    pub(crate) fn put<B: AutodiffBackend, M: AutodiffModule<B>>(self: &Arc<Self>, module: M) -> M {
-        let units = self.units.clone();
-        units.map::<B, M>(module, |parameter, old| {
-            self.leaf::<B>(parameter, &B::float_device(old))
+    /// The version of the parameter at this path of which a leaf was made.
+    pub(crate) fn version_of<B: AutodiffBackend>(
+        &self,
+        path: &str,
+        leaf: &FloatTensor<B>,
+    ) -> Option<&Version> {
+        let parameter = self.parameter_of::<B>(leaf)?;
+        let is_there = self.layout().parameters()[parameter].path == path;
+        is_there.then(|| &*self.versions[parameter])
+    }
+
+    fn parameter_of<B: AutodiffBackend>(&self, leaf: &FloatTensor<B>) -> Option<usize> {
+        let node = leaf_node::<B>(leaf)?;
+        self.leaves.lock().get(&node).copied()
+    }
+
+    /// Notes the leaves of the trained parameters, given by their nodes.
+    pub(crate) fn note_leaves(&self, nodes: &[Option<u64>]) {
+        let nodes = nodes.iter().zip(0..);
+        let nodes = nodes.filter_map(|(node, parameter)| Some(((*node)?, parameter)));
+        self.leaves.lock().extend(nodes);
+    }
+
+    /// The versions that a module has: these, and new ones for leaves that were not made of them.
+    /// All ranks call it.
+    pub(crate) fn versions_of<B, M>(&self, module: &M) -> Vec<Arc<Version>>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        versions_of::<B, M>(Some(self), &self.entries, self.shards(), module)
+    }
+
+    /// The store of what a module has, if something else has set any of its parameters since; `None`
+    /// if it has these versions. All ranks call it.
+    pub(crate) fn changed<B, M>(&self, module: &M) -> Option<Arc<Self>>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let versions = self.versions_of::<B, M>(module);
+        let mut pairs = versions.iter().zip(&*self.versions);
+        let is_same = pairs.all(|(now, before)| Arc::ptr_eq(now, before));
+        (!is_same).then(|| self.followed_by(versions, "changes since the last step".to_owned()))
+    }
+
+    /// The store of a module into which a record was loaded: of sharded parameters this rank's
+    /// shards, by position, of others new leaves.
+    pub(crate) fn loaded<B, M>(
+        &self,
+        mut shards: HashMap<usize, Shard>,
+        module: &M,
+        at: String,
+    ) -> Arc<Self>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        if self.gathers.is_none() {
+            return self.followed_by(self.versions_of::<B, M>(module), at);
+        }
+        let versions = (0..self.versions.len()).map(|parameter| {
+            let own = shards.remove(&parameter);
+            Arc::new(match own {
+                Some(own) => Version::sharded(own, Maker::Other),
+                None => Version::gone(),
+            })
+        });
+        self.followed_by(versions.collect(), at)
+    }
+
+    /// The module with leaves of these versions: where parameters are sharded, new ones, which are
+    /// gathered when they are used.
+    pub(crate) fn put<B: AutodiffBackend, M: AutodiffModule<B>>(&self, module: M) -> M {
+        let Some(gathers) = &self.gathers else {
+            return module;
+        };
+        let mut leaves = self.leaves.lock();
+        self.entries.map::<B, M>(module, |parameter, old| {
+            let leaf = gathers.leaf::<B>(parameter, &B::float_device(old))?;
+            leaves.extend(leaf_node::<B>(&leaf).map(|node| (node, parameter)));
+            Some(leaf)
         })
     }
 
-    /// The module with all parameters in the host memory of rank 0; the module as it is on others,
-    /// which hold one unit at a time. All ranks call it.
+    /// The module as rank 0 uses it alone: with whole parameters, in host memory where they are
+    /// sharded. The module as it is on others, which hold one unit at a time. All ranks call it.
     ///
     /// # Errors
     ///
@@ -123,188 +233,112 @@ impl ParameterStore {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let is_rank_0 = self.units.layout().rank() == 0;
+        let Some(gathers) = &self.gathers else {
+            return Ok(module);
+        };
+        let is_rank_0 = self.layout().rank() == 0;
         let mut whole = HashMap::new();
-        for unit in &self.units.all {
-            let unit = self.start(unit, false, &self.at).wait()?;
+        gathers.all(|unit| {
             if is_rank_0 {
                 whole.extend(unit);
             }
-        }
-        if !is_rank_0 {
-            return Ok(module);
-        }
-        Ok(self.units.map::<B, M>(module, |parameter, old| {
-            let data = whole.remove(&parameter);
-            let data = data.expect("a parameter is in one unit, and is replaced once");
-            let residence = Residence::alone_on_host();
-            NewValue::Host(data).into_tensor::<B>(&residence, &B::float_device(old))
+        })?;
+        Ok(self.entries.map::<B, M>(module, |parameter, old| {
+            let data = NewValue::Host(whole.remove(&parameter)?);
+            let memory = LeafMemory::alone_on_host();
+            Some(data.into_tensor::<B>(&memory, &B::float_device(old)))
         }))
-    }
-
-    /// A new leaf of a parameter, gathered whenever an operation uses it.
-    fn leaf<B: AutodiffBackend>(
-        self: &Arc<Self>,
-        parameter: usize,
-        device: &Device<B>,
-    ) -> FloatTensor<B> {
-        let known = &self.units.layout().parameters()[parameter];
-        let shape = Shape::from(known.shape.clone());
-        let own = &self.own[parameter];
-        match self.low_types[parameter] {
-            Some(low) => {
-                self.low[parameter].get_or_init(|| own.rounded::<B::InnerBackend>(low, device));
-            }
-            None => own.forget_rounded(),
-        }
-        let gathered = GatheredParameter {
-            store: self.clone(),
-            parameter,
-        };
-        let place = self.units.place(parameter);
-        let leaf = delivered_in_order::<B>(place, shape, known.dtype, device, gathered);
-        let leaf = leaf.expect("`prepare` refuses a backend without `Remat`");
-        if let Some(node) = leaf_node::<B>(&leaf) {
-            self.leaves.lock().insert(node, parameter);
-        }
-        leaf
-    }
-
-    /// Notes that a parameter is cast to this type, and returns whether it is gathered in that
-    /// type.
-    fn has_type(&self, parameter: usize, dtype: DType) -> bool {
-        self.units.is_cast(parameter, dtype);
-        self.low_types[parameter] == Some(dtype)
-    }
-
-    /// All elements of a parameter, in its own type or in the one in which it is gathered. Panics
-    /// with the error of the group.
-    fn get(&self, parameter: usize, dtype: DType) -> TensorData {
-        let unit = self.units.of(parameter);
-        let low = self.low_types[parameter];
-        if low.is_some_and(|low| low != dtype) {
-            self.units.is_used_whole(parameter);
-        }
-        let mut held = self.held.lock();
-        let is_new = held.last.as_ref().is_none_or(|(last, _)| *last != unit);
-        if is_new {
-            held.last = None; // freed before another unit arrives
-            let ahead = held.next.take().filter(|(next, _)| *next == unit);
-            held.last = ahead.map(|(_, arriving)| (unit, raise(arriving.wait())));
-        }
-        let found = held.last.as_ref().map(|(_, unit)| unit[&parameter].dtype);
-        if found != Some(dtype) {
-            held.last = None;
-            let in_low = low.is_none_or(|low| low == dtype);
-            let arriving = self.start(&self.units.all[unit], in_low, &self.at);
-            held.last = Some((unit, raise(arriving.wait())));
-        }
-        if is_new {
-            held.next = self.units.next(unit).map(|next| {
-                let [this, ahead] = [unit, next].map(|unit| &self.units.all[unit]);
-                // Another label than that of a gather for a use, so that ranks which have used
-                // different units are refused.
-                let at = format!("while unit `{}` computes, {}", this.path, self.at);
-                (next, self.start(ahead, true, &at))
-            });
-        }
-        let (_, unit) = held.last.as_ref().expect("it was gathered");
-        unit[&parameter].clone()
-    }
-
-    /// What [`get`](Self::get) returns now without a call of other ranks, and without a change of
-    /// what is expected next.
-    fn at_hand(&self, parameter: usize, dtype: DType) -> Option<TensorData> {
-        if self.low_types[parameter].is_some_and(|low| low != dtype) {
-            return None;
-        }
-        let held = self.held.try_lock()?;
-        let (unit, gathered) = held.last.as_ref()?;
-        let data = gathered
-            .get(&parameter)
-            .filter(|_| *unit == self.units.of(parameter))?;
-        (data.dtype == dtype).then(|| data.clone())
-    }
-
-    /// Starts to gather a unit: in the types to which its parameters are rounded if `in_low`, else
-    /// in their own.
-    fn start(&self, unit: &Arc<Unit>, in_low: bool, at: &str) -> Pending<Gathered, ZeroError> {
-        let parameters = unit.parameters.iter().copied();
-        let own = parameters.clone().map(|parameter| {
-            let low = self.low[parameter].get().filter(|_| in_low);
-            low.unwrap_or(self.own[parameter].own()).clone()
-        });
-        let reads = Elements::start_reads(&own.collect::<Vec<_>>());
-        let reads = parameters.zip(reads).collect();
-        // Without the group: a job that owns the group which runs it would keep it alive.
-        let (layout, unit, at) = (self.units.layout().clone(), unit.clone(), at.to_owned());
-        let work = move |ranks: &mut _| unit.gather(&layout, reads, &at, ranks);
-        Pending::start(self.reducer.group(), work)
-    }
-}
-
-/// A parameter that is gathered when it is used.
-struct GatheredParameter {
-    store: Arc<ParameterStore>,
-    parameter: usize,
-}
-
-impl Delivery for GatheredParameter {
-    fn data(&self, dtype: DType) -> TensorData {
-        self.store.get(self.parameter, dtype)
-    }
-
-    fn has(&self, dtype: DType) -> bool {
-        self.store.has_type(self.parameter, dtype)
-    }
-
-    fn at_hand(&self, dtype: DType) -> Option<TensorData> {
-        self.store.at_hand(self.parameter, dtype)
     }
 }
 
 impl fmt::Debug for ParameterStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shards = f.debug_struct("ParameterStore");
-        shards.field("at", &self.at).finish_non_exhaustive()
+        f.debug_struct("ParameterStore")
+            .field("shards", &self.shards())
+            .finish_non_exhaustive()
     }
 }
 
-/// This rank's shards of the sharded parameters, by position: those in `known` for leaves that were
-/// made from `known`, if all ranks hold the same elements of them as there. Other leaves, which have
-/// the same values on all ranks, are read. Shards of frozen parameters that the module has no more
-/// are those in `known`.
-pub(crate) fn own_shards<B: AutodiffBackend, M: AutodiffModule<B>>(
+/// The versions of a module's parameters: those of `known` for leaves that were made of them, if
+/// the parameters are at the same path and all ranks hold the same elements of them as there. Other
+/// leaves, which have the same values on all ranks, are read if parameters are sharded, in this
+/// memory.
+fn versions_of<B: AutodiffBackend, M: AutodiffModule<B>>(
     known: Option<&ParameterStore>,
-    units: &Units,
+    entries: &Entries,
+    shards: Option<Memory>,
     module: &M,
-) -> Vec<Arc<Shard>> {
-    let (layout, values) = (units.layout(), units.values::<B, M>(module));
-    let known = known.map(|known| (known, known.units.layout().cuts(), layout.cuts()));
-    let shards = (0..layout.parameters().len()).map(|parameter| {
-        let of_known = known.as_ref().and_then(|(known, known_cuts, cuts)| {
-            let Some(leaf) = values.get(&parameter) else {
-                return Some(&known.own[parameter]);
+) -> Vec<Arc<Version>> {
+    let layout = entries.layout();
+    let leaves = entries.leaves::<B, M>(module);
+    let known = known.map(|known| (known, Cuts::of(known.layout(), layout)));
+    let versions = (0..layout.parameters().len()).map(|parameter| {
+        let Some(leaf) = leaves.get(&parameter) else {
+            return Arc::new(Version::gone());
+        };
+        let of_known = known.as_ref().and_then(|(known, cuts)| {
+            let its_parameter = known.parameter_of::<B>(leaf)?;
+            let version = &known.versions[its_parameter];
+            let path_before = &known.layout().parameters()[its_parameter].path;
+            let has_elements = match shards {
+                None => version.is_in_leaf(),
+                Some(_) => version.shard().is_some() && cuts.are_same(its_parameter, parameter),
             };
-            let its_parameter = known.parameter_of(leaf_node::<B>(leaf))?;
-            // By those of all ranks: a rank whose own elements alone are the same, none for
-            // example, would leave out the read, which the others make together.
-            let is_cut_so = cuts
-                .iter()
-                .zip(known_cuts)
-                .all(|(now, before)| now[parameter] == before[its_parameter]);
-            is_cut_so.then(|| &known.own[its_parameter])
+            let is_same = has_elements && *path_before == layout.parameters()[parameter].path;
+            is_same.then(|| version.clone())
         });
-        if let Some(own) = of_known {
-            return own.clone();
-        }
-        let leaf = values.get(&parameter);
-        let leaf = leaf.expect("the module that is prepared has all parameters");
-        // The read may be a collective, so a rank without elements of the parameter makes it too.
-        let whole = read::<B::InnerBackend>(B::inner(leaf.clone()));
-        let own = NewValue::Host(cut(&whole, layout.shard(parameter)));
-        let device = B::float_device(leaf);
-        Arc::new(Shard::new::<B::InnerBackend>(own, units.memory(), &device))
+        of_known.unwrap_or_else(|| {
+            Arc::new(match shards {
+                None => Version::in_leaf(Maker::Other),
+                Some(memory) => {
+                    // The read may be a collective, so a rank without elements of the parameter
+                    // makes it too.
+                    let whole = read::<B::InnerBackend>(B::inner(leaf.clone()));
+                    let own = NewValue::Host(cut(&whole, layout.shard(parameter)));
+                    let device = B::float_device(leaf);
+                    let own = Shard::new::<B::InnerBackend>(own, memory, &device);
+                    Version::sharded(own, Maker::Other)
+                }
+            })
+        })
     });
-    shards.collect()
+    versions.collect()
+}
+
+/// By parameter: the elements of it that one rank holds.
+type HeldElements = Vec<Vec<Range<usize>>>;
+
+/// How the parameters of a store before are cut, compared with those of one now.
+enum Cuts {
+    /// By the same layout.
+    Same,
+    /// By these, by rank.
+    Other {
+        before: Vec<HeldElements>,
+        now: Vec<HeldElements>,
+    },
+}
+
+impl Cuts {
+    fn of(before: &Arc<Layout>, now: &Arc<Layout>) -> Self {
+        if Arc::ptr_eq(before, now) {
+            return Self::Same;
+        }
+        let (before, now) = (before.cuts(), now.cuts());
+        Self::Other { before, now }
+    }
+
+    /// Whether all ranks hold the same elements of a parameter as before, by its positions. Of all
+    /// ranks: one whose own elements alone are the same, none for example, would leave out the read
+    /// that the others make together.
+    fn are_same(&self, position_before: usize, position: usize) -> bool {
+        match self {
+            Self::Same => position_before == position,
+            Self::Other { before, now } => {
+                let mut ranks = before.iter().zip(now);
+                before.len() == now.len()
+                    && ranks.all(|(before, now)| before[position_before] == now[position])
+            }
+        }
+    }
 }

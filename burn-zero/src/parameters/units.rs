@@ -4,12 +4,8 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use burn::module::{AutodiffModule, ParamId};
-use burn::tensor::backend::AutodiffBackend;
-use burn::tensor::{DType, TensorData, TensorMetadata};
-use burn_backend::tensor::FloatTensor;
-use burn_checkpoint::{ParameterUnit, UploadOrder, UploadPlace};
-use burn_decorator::module::{for_each_float, map_floats};
+use burn::tensor::{DType, TensorData};
+use burn_checkpoint::{UploadOrder, UploadPlace};
 use burn_decorator::{HostRead, UseOrder, shared};
 use burn_ranks::shard::Bucket;
 use burn_ranks::{BufferDtype, Collectives, HostBuffer, Split};
@@ -17,7 +13,6 @@ use parking_lot::Mutex;
 
 use crate::host::{exchanged, not_read, widened};
 use crate::reduce::Layout;
-use crate::update::Parameters;
 use crate::{Memory, ZeroError};
 
 /// All elements of a unit's parameters, by parameter.
@@ -31,16 +26,16 @@ pub(crate) struct Unit {
     pub(super) parameters: Vec<usize>,
 }
 
-/// This rank's elements of a unit's parameters, flat, each in the type in which it is gathered; by
-/// parameter.
+/// This rank's elements of those of a unit's parameters that the model has, flat, each in the type
+/// in which it is gathered; by parameter.
 type OwnElements = HashMap<usize, TensorData>;
 
 /// The same, on their way to the host or there.
 pub(super) type OwnReads = HashMap<usize, HostRead>;
 
 impl Unit {
-    /// Gathers the unit's parameters from the shards of all ranks, those of `reads` on this one,
-    /// each in its type. `at` is part of labels.
+    /// Gathers those of the unit's parameters that are in `reads`, this rank's shards, from the
+    /// shards of all ranks, each in its type. `at` is part of labels.
     ///
     /// # Errors
     ///
@@ -69,7 +64,7 @@ impl Unit {
                 vec![0.0; layout.parameters()[parameter].elements()],
             )
         };
-        let mut whole: HashMap<usize, Vec<f32>> = self.parameters.iter().map(zeros).collect();
+        let mut whole: HashMap<usize, Vec<f32>> = own.keys().map(zeros).collect();
         for (number, (dtype, bucket)) in self.buckets(layout, &own).into_iter().enumerate() {
             let part = layout.own_part(&bucket, |parameter| Some(&*widened[&parameter]));
             let part = HostBuffer::from_f32(dtype, part);
@@ -93,7 +88,7 @@ impl Unit {
 
     /// The buckets in which the unit is gathered, each with its type.
     fn buckets(&self, layout: &Layout, own: &OwnElements) -> Vec<(BufferDtype, Bucket)> {
-        let sent_in = |parameter: &usize| exchanged(own[parameter].dtype);
+        let sent_in = |parameter: &usize| exchanged(own.get(parameter)?.dtype);
         let all = [BufferDtype::F32, BufferDtype::Bf16, BufferDtype::F16].into_iter();
         let buckets = all.flat_map(|dtype| {
             let parameters = self.parameters.iter().copied();
@@ -105,12 +100,8 @@ impl Unit {
     }
 }
 
-/// The sharded parameters of a model, trained ones and after them frozen ones, and their units, by
-/// number. All versions of the model share it.
+/// The units of a model's sharded parameters, by number. All versions of the model share it.
 pub(crate) struct Units {
-    layout: Arc<Layout>,
-    /// The frozen parameters, by path: these may share an id and differ.
-    frozen: HashMap<String, usize>,
     /// Where shards are.
     memory: Memory,
     pub(super) all: Vec<Arc<Unit>>,
@@ -122,14 +113,9 @@ pub(crate) struct Units {
 }
 
 impl Units {
-    /// The units of the parameters of `layout`, of which the first are those that are `trained`, with
-    /// shards in this memory. `unit` returns the name of the unit of a parameter, by its path.
-    pub(crate) fn new(
-        layout: Layout,
-        trained: usize,
-        memory: Memory,
-        unit: impl Fn(&str) -> String,
-    ) -> Self {
+    /// The units of the parameters of `layout`, with shards in this memory. `unit` returns the name
+    /// of the unit of a parameter, by its path.
+    pub(crate) fn new(layout: &Layout, memory: Memory, unit: impl Fn(&str) -> String) -> Self {
         let mut members: BTreeMap<String, Vec<usize>> = BTreeMap::new();
         for (parameter, known) in layout.parameters().iter().enumerate() {
             members
@@ -147,91 +133,20 @@ impl Units {
                 }
                 Arc::new(Unit { path, parameters })
             });
-        let frozen = layout.parameters().iter().enumerate().skip(trained);
-        let frozen = frozen.map(|(parameter, known)| (known.path.clone(), parameter));
         let uploads = UploadOrder::new();
         let places = layout.parameters().iter().map(|_| uploads.place());
         Self {
             all: all.collect(),
             places: places.collect(),
-            frozen: frozen.collect(),
             memory,
             of,
-            layout: Arc::new(layout),
             order: Mutex::default(),
         }
     }
 
-    /// The sharded parameters, trained ones and after them frozen ones, and this rank's shards.
-    pub(crate) fn layout(&self) -> &Arc<Layout> {
-        &self.layout
-    }
-
     /// Where shards are.
-    pub(crate) fn memory(&self) -> Memory {
+    pub(super) fn memory(&self) -> Memory {
         self.memory
-    }
-
-    /// The position of a tensor of a module among the sharded parameters. `trained` are those of
-    /// the module.
-    pub(crate) fn position<B: AutodiffBackend>(
-        &self,
-        trained: &Parameters,
-        path: &str,
-        id: ParamId,
-        tensor: &FloatTensor<B>,
-    ) -> Option<usize> {
-        let of_trained = trained.position::<B>(id, tensor);
-        of_trained.or_else(|| {
-            let parameter = *self.frozen.get(path)?;
-            let known = &self.layout.parameters()[parameter];
-            let is_same = !B::float_is_require_grad(tensor)
-                && known.dtype == tensor.dtype()
-                && known.shape == tensor.shape().to_vec();
-            is_same.then_some(parameter)
-        })
-    }
-
-    /// The sharded parameters of a module, by position.
-    pub(super) fn values<B: AutodiffBackend, M: AutodiffModule<B>>(
-        &self,
-        module: &M,
-    ) -> HashMap<usize, FloatTensor<B>> {
-        let trained = Parameters::of::<B, M>(module);
-        let mut values = HashMap::new();
-        for_each_float(module, |path, id, tensor: FloatTensor<B>| {
-            if let Some(parameter) = self.position::<B>(&trained, path, id, &tensor) {
-                values.entry(parameter).or_insert(tensor);
-            }
-        });
-        values
-    }
-
-    /// The module with its sharded parameters replaced by `each`, which gets a position and the old
-    /// leaf; the new leaf is trained, and in a unit that has a scope, if the old one is. A trained parameter that the module holds
-    /// twice stays one leaf.
-    pub(super) fn map<B: AutodiffBackend, M: AutodiffModule<B>>(
-        &self,
-        module: M,
-        mut each: impl FnMut(usize, &FloatTensor<B>) -> FloatTensor<B>,
-    ) -> M {
-        let trained = Parameters::of::<B, M>(&module);
-        let mut made: HashMap<usize, FloatTensor<B>> = HashMap::new();
-        map_floats(module, |path, id, old: FloatTensor<B>| {
-            let Some(parameter) = self.position::<B>(&trained, path, id, &old) else {
-                return old;
-            };
-            let leaf = made.entry(parameter).or_insert_with(|| {
-                let unit = ParameterUnit::of::<B>(&old);
-                let leaf = unit.put::<B>(each(parameter, &old));
-                if B::float_is_require_grad(&old) {
-                    B::float_set_require_grad(leaf, true)
-                } else {
-                    leaf
-                }
-            });
-            leaf.clone()
-        })
     }
 
     /// The unit of a parameter.
@@ -251,9 +166,9 @@ impl Units {
 
     /// By parameter: the type in which it is gathered from this step on where a cast uses it, if
     /// that is not its own.
-    pub(super) fn low_types(&self) -> Vec<Option<DType>> {
+    pub(super) fn low_types(&self, layout: &Layout) -> Vec<Option<DType>> {
         let order = self.order.lock();
-        let known = self.layout.parameters().iter().enumerate();
+        let known = layout.parameters().iter().enumerate();
         let low = known.map(|(parameter, known)| {
             let low = order.types.get(&parameter).copied();
             low.filter(|_| known.dtype == DType::F32)

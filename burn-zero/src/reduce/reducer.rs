@@ -85,7 +85,7 @@ enum Destination {
 
 impl GradientReducer {
     pub(crate) fn new(
-        layout: Layout,
+        layout: Arc<Layout>,
         group: Arc<dyn ProcessGroup>,
         settings: &ZeroSettings,
         owner: Weak<Owner>,
@@ -102,7 +102,7 @@ impl GradientReducer {
             backward_plan: OnceLock::new(),
             not_reduced: Mutex::default(),
             how: Arc::new(Reduction {
-                layout: Arc::new(layout),
+                layout,
                 stage: settings.stage,
                 op: settings.reduction,
                 dtype: settings.communication_dtype,

@@ -2,26 +2,26 @@
 //! rank 0's weights broadcast.
 
 use std::collections::{BTreeSet, HashSet};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use burn::module::{AutodiffModule, ModuleVisitor, Param, ParamId, list_param_ids};
 use burn::tensor::{Tensor, TensorData, TensorMetadata, backend::AutodiffBackend};
 use burn_backend::tensor::FloatTensor;
 use burn_decorator::follow_path;
-use burn_decorator::gradient::{Ranks, decide_with, keep_on_host};
+use burn_decorator::gradient::Ranks;
 use burn_ranks::{BufferDtype, HostBuffer, ProcessGroup};
 use burn_update::UpdateError;
 
 use super::parameters::Parameters;
 use super::shard_update::ShardUpdate;
-use super::sharding::Sharding;
+use super::sharding::{Prepared, Sharding};
 use super::statistics::{Statistics, independent_if_shared};
 use super::trial;
-use crate::backend::{attach, is_taken, leaf_node, stream};
+use crate::backend::{is_taken, leaf_node, stream};
 use crate::host::{exchanged, floats, read};
 use crate::module::{Replace, replace_tensors};
 use crate::parameters::{
-    ParameterStore, Parts, Units, is_on_host, offloaded, own_shards, replace_parameters,
+    Entries, ParameterStore, Parts, Units, is_on_host, offloaded, replace_parameters,
 };
 use crate::reduce::{GradientReducer, Layout, Owner, ParameterSpec};
 use crate::trace::trace_waits;
@@ -145,8 +145,9 @@ impl Sharding {
             }
             (false, Memory::Host) => boxed(offloaded::<B, M>(*module, device)),
             (true, _) => {
-                let known = self.prepared.lock().shards.clone();
-                let module = in_parts::<B, M>(module, group, device, known.as_deref())?;
+                let prepared = self.prepared.lock().clone();
+                let known = prepared.as_ref().map(|prepared| &*prepared.store);
+                let module = in_parts::<B, M>(module, group, device, known)?;
                 boxed(offloaded::<B, M>(*module, device)) // those whose type cannot be gathered
             }
         }
@@ -217,36 +218,35 @@ impl Sharding {
             agreed.map_err(ZeroError::from)?;
         }
         let module = broadcast::<B, M>(module, &*group, &are_there)?;
-        let layout = Layout::new(parameters.list, ranks, rank, settings)?;
-        let units = if gathers_units {
+        let layout = Arc::new(Layout::new(parameters.list, ranks, rank, settings)?);
+        let sharded = if gathers_units {
             let trained = layout.parameters().len();
-            let all = layout.with_frozen(frozen)?;
-            let units = Units::new(all, trained, settings.shards, |path| self.unit(path));
-            Some(Arc::new(units))
+            let all = Arc::new(layout.with_frozen(frozen)?);
+            let units = Units::new(&all, settings.shards, |path| self.unit(path));
+            Some((Entries::with_frozen(all, trained), units))
         } else {
             None
         };
         let owner = Arc::new(Owner);
         let of_owner = Arc::downgrade(&owner);
-        let reducer = GradientReducer::new(layout, group.clone(), settings, of_owner);
+        let reducer = GradientReducer::new(layout.clone(), group.clone(), settings, of_owner);
         let reducer = Arc::new(reducer);
         if let Some(seed) = seed {
             stream::begin(&reducer, rank, seed);
         }
-        let known = {
-            let mut prepared = self.prepared.lock();
-            prepared.reducer = Some(reducer.clone());
-            prepared.shards.take()
-        };
-        let module = match units {
-            None => module,
-            Some(units) => {
-                let own = own_shards::<B, M>(known.as_deref(), &units, &module);
-                let none = HashSet::new();
-                self.shard::<B, M>(module, &reducer, units, own, &none, "the start")
+        let before = self.prepared.lock().take();
+        let known = before.as_ref().map(|before| &*before.store);
+        let store = match sharded {
+            None => {
+                let entries = Entries::trained(layout);
+                ParameterStore::of_leaves::<B, M>(known, entries, &module, [])
+            }
+            Some((entries, units)) => {
+                let (reducer, at) = (reducer.clone(), "after the start".to_owned());
+                ParameterStore::of_shards::<B, M>(known, entries, units, reducer, &module, at)
             }
         };
-        let ids = attach_to::<B, M>(&reducer, &module);
+        let (module, ids) = self.hold::<B, M>(Prepared { reducer, store }, module);
         (self.group, self.owner) = (group, Some(owner));
         Ok((module, ids))
     }
@@ -287,26 +287,6 @@ fn boxed<M, E: Into<ZeroError>>(module: Result<M, E>) -> Result<Box<M>, ZeroErro
 fn has_state<B: AutodiffBackend>(inner: &ShardUpdate<B>, layout: &Layout) -> bool {
     let split = state::split::<B, _>(inner.record(), layout, &state::ids_of_shards(layout));
     split.map_or(true, |(_, tensors)| !tensors.is_empty())
-}
-
-/// From now on this thread hooks the leaves of the model, and takes collective decisions with the
-/// ranks of `reducer`. Returns the ids of the parameters, in their order.
-pub(crate) fn attach_to<B: AutodiffBackend, M: AutodiffModule<B>>(
-    reducer: &Arc<GradientReducer>,
-    module: &M,
-) -> Vec<ParamId> {
-    let parameters = Parameters::of::<B, M>(module);
-    if !reducer.is_idle() {
-        attach(reducer, &parameters.nodes);
-    }
-    let ranks: Weak<GradientReducer> = Arc::downgrade(reducer);
-    if reducer.memory == Memory::Host {
-        keep_on_host(ranks.clone());
-    }
-    if reducer.group().world_size() > 1 {
-        decide_with(ranks);
-    }
-    parameters.ids()
 }
 
 impl Ranks for GradientReducer {
@@ -365,7 +345,7 @@ fn in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
     boxed(replace_parameters::<B, M, ZeroError>(
         *module,
         |path, old| {
-            let stays = known.is_some_and(|known| known.has(leaf_node::<B>(old)));
+            let stays = known.is_some_and(|known| known.has::<B>(old));
             // Other types are refused later.
             let Some(dtype) = exchanged(old.dtype()).filter(|_| !stays) else {
                 return Ok(None);

@@ -92,7 +92,8 @@ where
     }
 
     fn gathers_parameters(&self) -> bool {
-        self.sharding.prepared.lock().shards.is_some()
+        let prepared = self.sharding.prepared();
+        prepared.is_ok_and(|prepared| prepared.store.shards().is_some())
     }
 
     fn serve(&mut self, request: &LoopRequest, model: M) -> Result<M, UpdateError> {
@@ -137,7 +138,7 @@ impl<B: AutodiffBackend> ReducedUpdate<B> {
             }
             LoopRequest::BeginRecord => {
                 let ids = Parameters::of::<B, M>(&model).ids();
-                let model = whole_on_rank_0::<B, M>(sharding, model)?;
+                let model = sharding.put_whole_on_rank_0::<B, M>(model)?;
                 let tree = sharding.gather_whole::<B>(&ids, inside)?;
                 self.whole = match tree {
                     Some(tree) => {
@@ -151,9 +152,9 @@ impl<B: AutodiffBackend> ReducedUpdate<B> {
             }
             LoopRequest::EndRecord => {
                 self.whole = None;
-                Ok(sharding.put_shards_again::<B, M>(model))
+                Ok(sharding.put_again::<B, M>(model))
             }
-            LoopRequest::Finish => whole_on_rank_0::<B, M>(sharding, model),
+            LoopRequest::Finish => Ok(sharding.put_whole_on_rank_0::<B, M>(model)?),
             request => Err(UpdateError::Strategy(format!(
                 "burn-update's loop asks {request:?}, which this version of burn-zero does not know: use one version of both"
             ))),
@@ -167,15 +168,6 @@ fn other_ranks(ranks: usize, found: usize) -> String {
         "the update is of a DeepSpeed file's batch sizes over {ranks} ranks, but the strategy has {found}: give \
          `from_deepspeed_in_learner` and the strategy one number"
     )
-}
-
-/// The model as rank 0 uses it alone. All ranks call it.
-fn whole_on_rank_0<B: AutodiffBackend, M: AutodiffModule<B>>(
-    sharding: &mut Sharding,
-    model: Box<M>,
-) -> Result<Box<M>, UpdateError> {
-    sharding.follow::<B, M>(&model);
-    Ok(sharding.put_whole_on_rank_0::<B, M>(model)?)
 }
 
 /// The ranks of a reducer, as the parts of an update ask them.

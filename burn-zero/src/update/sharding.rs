@@ -1,21 +1,21 @@
 //! What a rank knows of a model that is sharded over ranks.
 
-use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use burn::module::AutodiffModule;
+use burn::module::{AutodiffModule, ParamId};
 use burn_backend::AutodiffBackend;
+use burn_decorator::gradient::{decide_with, keep_on_host};
 use burn_decorator::ranks::SharedFn;
 use burn_decorator::repeated_block;
 use burn_ranks::ProcessGroup;
 use parking_lot::Mutex;
 
-use super::prepare::attach_to;
-use crate::parameters::{ParameterStore, Shard, Units, own_shards};
-use crate::recorder::Prepared;
+use super::parameters::Parameters;
+use crate::backend::attach;
+use crate::parameters::ParameterStore;
 use crate::reduce::{GradientReducer, Owner};
 use crate::trace::trace_waits;
-use crate::{ShardingError, Stage, ZeroError, ZeroSettings};
+use crate::{Memory, ShardingError, Stage, ZeroError, ZeroSettings};
 
 /// What a rank knows of a sharded model.
 #[derive(Debug)]
@@ -27,11 +27,48 @@ pub(super) struct Sharding {
     pub(super) unit: Option<SharedFn<String, String>>,
     /// Of the [reducer](Self::reducer).
     pub(super) owner: Option<Arc<Owner>>,
-    /// By parameter: the node of a leaf whose shard has not changed since the optimizer updated it
-    /// on the host.
-    pub(super) leaves: HashMap<usize, u64>,
-    /// What was prepared last, which its recorders use too.
-    pub(super) prepared: Arc<Mutex<Prepared>>,
+    /// The model that was prepared last, which recorders use too.
+    pub(super) prepared: Arc<Mutex<Option<Prepared>>>,
+}
+
+/// A model that was prepared.
+#[derive(Clone, Debug)]
+pub(crate) struct Prepared {
+    pub(crate) reducer: Arc<GradientReducer>,
+    /// Its parameters after the last step.
+    pub(crate) store: Arc<ParameterStore>,
+}
+
+impl Prepared {
+    /// The module with leaves of the store's versions, which this thread hooks from now on. Returns
+    /// the ids of its trained parameters too, in their order.
+    #[expect(clippy::boxed_local, reason = "a model is large by value")]
+    pub(crate) fn put<B, M>(&self, module: Box<M>) -> (Box<M>, Vec<ParamId>)
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let module = Box::new(self.store.put::<B, M>(*module));
+        let trained = Parameters::of::<B, M>(&module);
+        self.store.note_leaves(&trained.nodes);
+        hook(&self.reducer, &trained.nodes);
+        (module, trained.ids())
+    }
+}
+
+/// From now on this thread hooks exactly these leaves of `reducer`, given by their nodes in the
+/// order of parameters, and takes collective decisions with its ranks.
+pub(crate) fn hook(reducer: &Arc<GradientReducer>, nodes: &[Option<u64>]) {
+    if !reducer.is_idle() {
+        attach(reducer, nodes);
+    }
+    let ranks: Weak<GradientReducer> = Arc::downgrade(reducer);
+    if reducer.memory == Memory::Host {
+        keep_on_host(ranks.clone());
+    }
+    if reducer.group().world_size() > 1 {
+        decide_with(ranks);
+    }
 }
 
 impl Clone for Sharding {
@@ -40,7 +77,6 @@ impl Clone for Sharding {
             seed: self.seed,
             unit: self.unit.clone(),
             owner: self.owner.clone(),
-            leaves: self.leaves.clone(),
             prepared: Arc::new(Mutex::new(self.prepared.lock().clone())),
             ..Self::of(self.group.clone(), self.settings.clone())
         }
@@ -56,7 +92,6 @@ impl Sharding {
             seed: None,
             unit: None,
             owner: None,
-            leaves: HashMap::new(),
             prepared: Arc::default(),
         }
     }
@@ -77,14 +112,23 @@ impl Sharding {
         }
     }
 
-    /// The reducer of the model that was prepared last.
+    /// The model that was prepared last.
+    ///
+    /// # Errors
+    ///
+    /// [`ShardingError::NotPrepared`].
+    pub(super) fn prepared(&self) -> Result<Prepared, ShardingError> {
+        let prepared = self.prepared.lock().clone();
+        prepared.ok_or(ShardingError::NotPrepared)
+    }
+
+    /// Its reducer.
     ///
     /// # Errors
     ///
     /// [`ShardingError::NotPrepared`].
     pub(super) fn reducer(&self) -> Result<Arc<GradientReducer>, ShardingError> {
-        let reducer = self.prepared.lock().reducer.clone();
-        reducer.ok_or(ShardingError::NotPrepared)
+        Ok(self.prepared()?.reducer)
     }
 
     /// Whether parameters are sharded: gathered unit by unit when they are used.
@@ -92,60 +136,20 @@ impl Sharding {
         self.settings.stage == Stage::Parameters && group.world_size() > 1
     }
 
-    /// The module with leaves that are gathered from these shards of all ranks, when they are used.
-    pub(super) fn shard<B: AutodiffBackend, M: AutodiffModule<B>>(
-        &mut self,
-        module: Box<M>,
-        reducer: &Arc<GradientReducer>,
-        units: Arc<Units>,
-        own: Vec<Arc<Shard>>,
-        on_host: &HashSet<usize>,
-        at: &str,
-    ) -> Box<M> {
-        let shards = ParameterStore::new(reducer.clone(), units, own, format!("after {at}"));
-        self.put::<B, M>(module, shards, on_host)
-    }
-
-    /// The module with leaves of these shards. Those of `on_host` have not changed since this
-    /// rank's optimizer updated them on the host.
-    #[expect(clippy::boxed_local, reason = "a model is large by value")]
-    pub(super) fn put<B: AutodiffBackend, M: AutodiffModule<B>>(
-        &mut self,
-        module: Box<M>,
-        shards: Arc<ParameterStore>,
-        on_host: &HashSet<usize>,
-    ) -> Box<M> {
-        let module = Box::new(shards.put::<B, M>(*module));
-        self.leaves = shards.nodes(on_host);
-        self.prepared.lock().shards = Some(shards);
-        module
-    }
-
-    /// Takes over the parameters that something else has set since the last step, if they are
-    /// sharded. All ranks call it.
-    pub(super) fn follow<B, M>(&mut self, module: &M)
+    /// The module with leaves of the store's versions, hooked on this thread. Returns the ids of its
+    /// trained parameters too, in their order.
+    pub(super) fn hold<B, M>(&self, prepared: Prepared, module: Box<M>) -> (Box<M>, Vec<ParamId>)
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let Prepared { reducer, shards } = self.prepared.lock().clone();
-        let (Some(reducer), Some(shards)) = (reducer, shards) else {
-            return;
-        };
-        let (known, units) = (shards.own(), shards.units());
-        let own = own_shards::<B, M>(Some(&*shards), units, module);
-        let is_known = |parameter: usize| Arc::ptr_eq(&own[parameter], &known[parameter]);
-        if (0..own.len()).all(is_known) {
-            return;
-        }
-        self.leaves.retain(|parameter, _| is_known(*parameter));
-        let at = "changes since the last step".to_owned();
-        let shards = ParameterStore::new(reducer, units.clone(), own, at);
-        self.prepared.lock().shards = Some(shards);
+        let held = prepared.put::<B, M>(module);
+        *self.prepared.lock() = Some(prepared);
+        held
     }
 
-    /// The module with whole parameters, frozen ones too, in the host memory of rank 0, if they are
-    /// sharded. All ranks call it.
+    /// The model as rank 0 uses it alone, with what something else has set since the last step. All
+    /// ranks call it.
     ///
     /// # Errors
     ///
@@ -155,26 +159,27 @@ impl Sharding {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let shards = self.prepared.lock().shards.clone();
-        match shards {
-            None => Ok(module),
-            Some(shards) => Ok(Box::new(shards.put_whole_on_rank_0::<B, M>(*module)?)),
+        let Some(mut prepared) = self.prepared.lock().clone() else {
+            return Ok(module);
+        };
+        if let Some(changed) = prepared.store.changed::<B, M>(&module) {
+            prepared.store = changed;
+            *self.prepared.lock() = Some(prepared.clone());
         }
+        let whole = prepared.store.put_whole_on_rank_0::<B, M>(*module)?;
+        Ok(Box::new(whole))
     }
 
-    /// The module with the shards of the last step, if parameters are sharded.
-    pub(super) fn put_shards_again<B, M>(&mut self, module: Box<M>) -> Box<M>
+    /// The module with the parameters of the last step, after rank 0 has used it alone.
+    pub(super) fn put_again<B, M>(&self, module: Box<M>) -> Box<M>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let Prepared { reducer, shards } = self.prepared.lock().clone();
-        let (Some(reducer), Some(shards)) = (reducer, shards) else {
-            return module;
-        };
-        let on_host = self.leaves.keys().copied().collect();
-        let module = self.put::<B, M>(module, shards, &on_host);
-        attach_to::<B, M>(&reducer, &module);
-        module
+        let prepared = self.prepared.lock().clone();
+        match prepared {
+            Some(prepared) => prepared.put::<B, M>(module).0,
+            None => module,
+        }
     }
 }

@@ -5,7 +5,7 @@ use core::ops::Range;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use burn::module::{AutodiffModule, ParamId};
+use burn::module::AutodiffModule;
 use burn::optim::adaptor::GradAdaptor;
 use burn::optim::{GradientsParams, LearningRate};
 use burn::tensor::{Shape, Tensor, TensorPrimitive};
@@ -19,13 +19,11 @@ use burn_update::{Step, StepOutcome, UpdateError};
 use super::gather::Gather;
 use super::parameter_shards::{ParameterShards, shard_id};
 use super::parameters::Parameters;
-use super::prepare::attach_to;
 use super::shard_update::ShardUpdate;
-use super::sharding::Sharding;
-use crate::backend::leaf_node;
+use super::sharding::{Prepared, Sharding};
 use crate::host::{floats, not_read, read_floats};
 use crate::offload::step_on_shards;
-use crate::parameters::{NewValue, Residence, Shard, Units, own_shards};
+use crate::parameters::{LeafMemory, Maker, NewValue, ParameterStore, Shard, Version};
 use crate::reduce::{GradientReducer, Layout, StepTag};
 use crate::{Memory, ShardingError, ZeroError};
 
@@ -88,12 +86,13 @@ impl Sharding {
         M: AutodiffModule<B>,
     {
         let device = module.devices().into_iter().next().unwrap_or_default();
-        let reducer = self.reducer()?;
+        let Prepared { reducer, store } = self.prepared()?;
         let parameters = Parameters::of::<B, M>(module);
         parameters.check_same(reducer.layout().parameters())?;
         Ok(ModelStep {
             at: at(&reducer),
             reducer,
+            store,
             parameters,
             device,
         })
@@ -125,54 +124,49 @@ impl Sharding {
         let has_gradient = gradients.has_gradient.clone();
         let gradients = gradients.into_params();
 
-        let before = self.gathers_units(&*self.group).then(|| {
-            let known = self.prepared.lock().shards.clone();
-            let known = known.expect("`prepare` makes them of a model that it returns");
-            let units = known.units().clone();
-            let own = own_shards::<B, M>(Some(&*known), &units, module);
-            ShardsBefore { units, own }
-        });
-        let values = parameters.values::<B, M>(module).into_iter();
-        let shards = values.filter(|(parameter, _)| layout.held(*parameter) > 0);
-        let shards = shards.map(|(parameter, value)| {
-            let shard = match &before {
-                Some(ShardsBefore { units, own }) => {
-                    let value = own[parameter].value::<B::InnerBackend>();
-                    let value = value.reshaped(Shape::from(layout.shard_shape(parameter)));
-                    let residence = match units.memory() {
-                        Memory::Host => Residence::alone_on_host(),
-                        Memory::Device => Residence::Device,
-                    };
-                    value.into_tensor::<B>(&residence, &step.device)
-                }
-                None => B::from_inner(cut_one::<B::InnerBackend>(layout, parameter, value)),
-            };
-            (shard_id(parameter), shard)
-        });
+        let versions = step.store.versions_of::<B, M>(module);
+        let held = (0..parameters.list.len()).filter(|parameter| layout.held(*parameter) > 0);
+        let shards: Vec<_> = match step.store.shards() {
+            Some(memory) => {
+                let memory = match memory {
+                    Memory::Host => LeafMemory::alone_on_host(),
+                    Memory::Device => LeafMemory::Device,
+                };
+                let leaf = |parameter: usize| {
+                    let own = versions[parameter].shard();
+                    let own = own.expect("the trained parameters of a sharded model are sharded");
+                    let shape = Shape::from(layout.shard_shape(parameter));
+                    let own = own.value::<B::InnerBackend>().reshaped(shape);
+                    (parameter, own.into_tensor::<B>(&memory, &step.device))
+                };
+                held.map(leaf).collect()
+            }
+            None => {
+                let mut values = parameters.values::<B, M>(module);
+                let own = held.filter_map(|parameter| {
+                    let value = values.remove(&parameter)?;
+                    let own = cut_one::<B::InnerBackend>(layout, parameter, value);
+                    Some((parameter, B::from_inner(own)))
+                });
+                own.collect()
+            }
+        };
+        let shards = shards.into_iter();
+        let shards = shards.map(|(parameter, own)| (shard_id(parameter), own));
         let shards = ParameterShards::with_ids(shards);
-        let known = self.known_on_host(&parameters.nodes);
+        let known = versions.iter().enumerate();
+        let known = known.filter(|(_, version)| version.is_of_host_optimizer());
+        let known = known.map(|(parameter, _)| shard_id(parameter)).collect();
         let (shards, on_host) =
             step_on_shards(known, || inner.step(of_inner, norm, shards, gradients));
 
-        let shards = shards?.into_updated(on_host);
-        let is_on_host = |shard: &NewValue<_>| matches!(shard, NewValue::Host(_));
-        let on_host = shards.iter().filter(|(_, shard)| is_on_host(shard));
-        let on_host = on_host.map(|(parameter, _)| *parameter).collect();
+        let mut shards = shards?.into_updated(on_host);
+        shards.retain(|parameter, _| has_gradient[*parameter]);
         Ok(UpdatedShards {
             shards,
             has_gradient,
-            on_host,
-            before,
+            versions,
         })
-    }
-
-    /// The ids of the shards that have not changed since the optimizer updated them on the host.
-    fn known_on_host(&self, nodes: &[Option<u64>]) -> HashSet<ParamId> {
-        let nodes = nodes.iter().enumerate();
-        let known = nodes.filter(|(parameter, node)| {
-            node.is_some() && self.leaves.get(parameter) == node.as_ref()
-        });
-        known.map(|(parameter, _)| shard_id(parameter)).collect()
     }
 
     /// Makes the parameters of the model of the updated shards of all ranks: gathered now, or at
@@ -192,46 +186,50 @@ impl Sharding {
         M: AutodiffModule<B>,
     {
         let (layout, parameters) = (step.layout(), &step.parameters);
+        let makers = updated.makers();
         let UpdatedShards {
             mut shards,
             has_gradient,
-            on_host,
-            before,
+            mut versions,
         } = updated;
-        let module = match before {
-            None if layout.holds_all() => {
-                self.replace::<B, M>(module, parameters, on_host, |index| {
-                    let shard = shards.remove(&index).filter(|_| has_gradient[index])?;
-                    let shape = layout.parameters()[index].shape.clone();
-                    Some(shard.reshaped(Shape::from(shape)))
-                })
+        let module = if let Some(memory) = step.store.shards() {
+            let shards = match memory {
+                Memory::Host => in_host_memory(layout, shards)?,
+                Memory::Device => in_type_of_parameters(layout, shards),
+            };
+            for (parameter, new) in shards {
+                let new = Shard::new::<B::InnerBackend>(new, memory, &step.device);
+                versions[parameter] = Arc::new(Version::sharded(new, makers[parameter]));
             }
-            None => {
+            module
+        } else {
+            for parameter in (0..has_gradient.len()).filter(|parameter| has_gradient[*parameter]) {
+                versions[parameter] = Arc::new(Version::in_leaf(makers[parameter]));
+            }
+            if layout.holds_all() {
+                self.replace::<B, M>(module, parameters, |index| {
+                    let shape = layout.parameters()[index].shape.clone();
+                    Some(shards.remove(&index)?.reshaped(Shape::from(shape)))
+                })
+            } else {
                 let shards = read_shards(layout, shards)?;
-                let at = step.at.clone();
-                let mut gather = Gather::new(&step.reducer, at, shards, has_gradient);
+                let mut gather = Gather::new(&step.reducer, step.at.clone(), shards, has_gradient);
                 let mut failed = None;
-                let module = self.replace::<B, M>(module, parameters, on_host, |index| {
+                let module = self.replace::<B, M>(module, parameters, |index| {
                     let taken = failed.is_none().then(|| gather.take(index))?;
                     let taken = taken.map_err(|error| failed = Some(error));
                     taken.ok().flatten().map(NewValue::Host)
                 });
                 failed.map_or(Ok(module), Err)?
             }
-            Some(ShardsBefore { units, mut own }) => {
-                let memory = units.memory();
-                shards = match memory {
-                    Memory::Host => in_host_memory(layout, shards)?,
-                    Memory::Device => in_type_of_parameters(layout, shards),
-                };
-                for (parameter, new) in shards {
-                    let new = Shard::new::<B::InnerBackend>(new, memory, &step.device);
-                    own[parameter] = Arc::new(new);
-                }
-                self.shard::<B, M>(module, &step.reducer, units, own, &on_host, &step.at)
-            }
         };
-        attach_to::<B, M>(&step.reducer, &module);
+        let prepared = Prepared {
+            reducer: step.reducer.clone(),
+            store: step
+                .store
+                .followed_by(versions, format!("after {}", step.at)),
+        };
+        let (module, _) = self.hold::<B, M>(prepared, module);
         end_uploads::<B::InnerBackend>(&step.device);
         // A budget would evict state, and shards of state have other sizes on each rank.
         burn_checkpoint::end_step();
@@ -262,14 +260,12 @@ impl Sharding {
         shards.norm(step.layout(), &*self.group)
     }
 
-    /// The module with the new values of parameters that `take` returns, as new leaves. `on_host`
-    /// are the parameters whose shards this rank's optimizer has updated on the host.
+    /// The module with the new values of parameters that `take` returns, as new leaves.
     #[expect(clippy::boxed_local, reason = "a model is large by value")]
     fn replace<B, M>(
-        &mut self,
+        &self,
         module: Box<M>,
         parameters: &Parameters,
-        on_host: HashSet<usize>,
         mut take: impl FnMut(usize) -> Option<NewValue<B::InnerBackend>>,
     ) -> Box<M>
     where
@@ -281,20 +277,13 @@ impl Sharding {
             let Some(value) = take(index) else {
                 return old;
             };
-            let residence = match Residence::of::<B>(&old) {
-                Residence::Device if to_host => Residence::alone_on_host(),
-                residence => residence,
+            let memory = match LeafMemory::of::<B>(&old) {
+                LeafMemory::Device if to_host => LeafMemory::alone_on_host(),
+                memory => memory,
             };
-            let leaf = value.into_tensor::<B>(&residence, &B::float_device(&old));
+            let leaf = value.into_tensor::<B>(&memory, &B::float_device(&old));
             let leaf = ParameterUnit::of::<B>(&old).put::<B>(leaf);
-            let leaf = B::float_set_require_grad(leaf, true);
-            self.leaves.remove(&index);
-            if on_host.contains(&index)
-                && let Some(node) = leaf_node::<B>(&leaf)
-            {
-                self.leaves.insert(index, node);
-            }
-            leaf
+            B::float_set_require_grad(leaf, true)
         });
         Box::new(module)
     }
@@ -414,25 +403,30 @@ struct ShardGradients<I: Backend> {
 
 /// This rank's shards of the parameters after an update.
 struct UpdatedShards<I: Backend> {
-    /// By parameter.
+    /// By parameter: those that were updated.
     shards: HashMap<usize, NewValue<I>>,
     has_gradient: Vec<bool>,
-    /// The parameters whose shards were updated on the host.
-    on_host: HashSet<usize>,
-    /// `None` where ranks have whole parameters.
-    before: Option<ShardsBefore>,
+    /// By parameter: what the update started from.
+    versions: Vec<Arc<Version>>,
 }
 
-/// At stage 3: the shards that an update started from.
-struct ShardsBefore {
-    units: Arc<Units>,
-    /// By parameter.
-    own: Vec<Arc<Shard>>,
+impl<I: Backend> UpdatedShards<I> {
+    /// By parameter: what has made its shard.
+    fn makers(&self) -> Vec<Maker> {
+        let parameters = 0..self.has_gradient.len();
+        let makers = parameters.map(|parameter| match self.shards.get(&parameter) {
+            Some(NewValue::Host(_)) => Maker::HostOptimizer,
+            Some(NewValue::Device(_)) | None => Maker::Other,
+        });
+        makers.collect()
+    }
 }
 
 /// A step of a model: what its reduction, its update and its publication need to know.
 struct ModelStep<D> {
     reducer: Arc<GradientReducer>,
+    /// The parameters after the step before.
+    store: Arc<ParameterStore>,
     parameters: Parameters,
     device: D,
     /// Names the step in labels of collectives.

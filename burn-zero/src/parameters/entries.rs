@@ -1,0 +1,109 @@
+//! The parameters of a store, by path.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use burn::module::{AutodiffModule, ParamId};
+use burn::tensor::TensorMetadata;
+use burn::tensor::backend::AutodiffBackend;
+use burn_backend::tensor::FloatTensor;
+use burn_checkpoint::ParameterUnit;
+use burn_decorator::module::{for_each_float, map_floats};
+
+use crate::reduce::Layout;
+use crate::update::Parameters;
+
+/// The parameters of a store: the trained ones of a model and after them the frozen ones that are
+/// sharded. All stores of a model that was prepared once have the same.
+pub(crate) struct Entries {
+    layout: Arc<Layout>,
+    /// The frozen ones, by path: these may share an id and differ.
+    frozen: HashMap<String, usize>,
+}
+
+impl Entries {
+    /// The parameters of `layout`, all of them trained.
+    pub(crate) fn trained(layout: Arc<Layout>) -> Self {
+        Self {
+            layout,
+            frozen: HashMap::new(),
+        }
+    }
+
+    /// The parameters of `layout`, of which the first are those that are `trained`.
+    pub(crate) fn with_frozen(layout: Arc<Layout>, trained: usize) -> Self {
+        let frozen = layout.parameters().iter().enumerate().skip(trained);
+        let frozen = frozen.map(|(parameter, known)| (known.path.clone(), parameter));
+        Self {
+            frozen: frozen.collect(),
+            layout,
+        }
+    }
+
+    pub(crate) fn layout(&self) -> &Arc<Layout> {
+        &self.layout
+    }
+
+    /// The position of a tensor of a module. `trained` are the trained parameters of the module.
+    pub(crate) fn position<B: AutodiffBackend>(
+        &self,
+        trained: &Parameters,
+        path: &str,
+        id: ParamId,
+        tensor: &FloatTensor<B>,
+    ) -> Option<usize> {
+        let of_trained = trained.position::<B>(id, tensor);
+        of_trained.or_else(|| {
+            let parameter = *self.frozen.get(path)?;
+            let known = &self.layout.parameters()[parameter];
+            let is_same = !B::float_is_require_grad(tensor)
+                && known.dtype == tensor.dtype()
+                && known.shape == tensor.shape().to_vec();
+            is_same.then_some(parameter)
+        })
+    }
+
+    /// The leaves of a module, by position.
+    pub(super) fn leaves<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &self,
+        module: &M,
+    ) -> HashMap<usize, FloatTensor<B>> {
+        let trained = Parameters::of::<B, M>(module);
+        let mut leaves = HashMap::new();
+        for_each_float(module, |path, id, tensor: FloatTensor<B>| {
+            if let Some(parameter) = self.position::<B>(&trained, path, id, &tensor) {
+                leaves.entry(parameter).or_insert(tensor);
+            }
+        });
+        leaves
+    }
+
+    /// The module with its leaves replaced by `each`, which gets a position and the old leaf; `None`
+    /// keeps that. The new leaf is trained, and in a unit that has a scope, if the old one is. A
+    /// trained parameter that the module holds twice stays one leaf.
+    pub(super) fn map<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &self,
+        module: M,
+        mut each: impl FnMut(usize, &FloatTensor<B>) -> Option<FloatTensor<B>>,
+    ) -> M {
+        let trained = Parameters::of::<B, M>(&module);
+        let mut made: HashMap<usize, FloatTensor<B>> = HashMap::new();
+        map_floats(module, |path, id, old: FloatTensor<B>| {
+            let Some(parameter) = self.position::<B>(&trained, path, id, &old) else {
+                return old;
+            };
+            if let Some(made) = made.get(&parameter) {
+                return made.clone();
+            }
+            let Some(leaf) = each(parameter, &old) else {
+                return old;
+            };
+            let mut leaf = ParameterUnit::of::<B>(&old).put::<B>(leaf);
+            if B::float_is_require_grad(&old) {
+                leaf = B::float_set_require_grad(leaf, true);
+            }
+            made.insert(parameter, leaf.clone());
+            leaf
+        })
+    }
+}

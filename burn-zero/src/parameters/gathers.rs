@@ -1,0 +1,211 @@
+//! The gathers of sharded parameters: a unit is gathered when an operation uses one of its
+//! parameters.
+//!
+//! All ranks use units in the same order, because they run the same program: each gather is a
+//! collective whose label has the unit and the step, so that ranks that differ stop with an error
+//! that has both labels. A rank holds two gathered units at most, in host memory: the one that was
+//! used last, and the next one by the order of the first step, which is gathered while this one
+//! computes. A parameter that steps cast before they use it, as autocast does, is gathered in the
+//! type of the cast: each rank casts its shard of it after the update, a shard that does not change
+//! once.
+
+use std::sync::{Arc, OnceLock};
+
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{DType, Shape, TensorData};
+use burn_backend::tensor::{Device, FloatTensor};
+use burn_checkpoint::{Delivery, delivered_in_order};
+use burn_ranks::Pending;
+use parking_lot::Mutex;
+
+use super::shard::Elements;
+use super::units::{Gathered, Unit, Units};
+use super::version::Version;
+use crate::reduce::{GradientReducer, Layout};
+use crate::{ZeroError, raise};
+
+/// The gathers of one version of all parameters.
+pub(super) struct Gathers {
+    layout: Arc<Layout>,
+    units: Arc<Units>,
+    reducer: Arc<GradientReducer>,
+    /// By parameter.
+    versions: Arc<[Arc<Version>]>,
+    /// The step, for labels.
+    at: String,
+    /// By parameter: the type in which it is gathered where a cast uses it, if that is not its own.
+    low_types: Vec<Option<DType>>,
+    /// By parameter: this rank's elements in that type, once there is a leaf of it.
+    low: Vec<OnceLock<Elements>>,
+    held: Mutex<Held>,
+}
+
+/// The gathered units, by number.
+#[derive(Default)]
+struct Held {
+    /// The one that was used last.
+    last: Option<(usize, Gathered)>,
+    /// The one that is gathered ahead.
+    next: Option<(usize, Pending<Gathered, ZeroError>)>,
+}
+
+impl Gathers {
+    /// Of a step that begins.
+    pub(super) fn new(
+        layout: Arc<Layout>,
+        units: Arc<Units>,
+        reducer: Arc<GradientReducer>,
+        versions: Arc<[Arc<Version>]>,
+        at: String,
+    ) -> Self {
+        units.begin();
+        Self {
+            low: versions.iter().map(|_| OnceLock::new()).collect(),
+            low_types: units.low_types(&layout),
+            layout,
+            units,
+            reducer,
+            versions,
+            at,
+            held: Mutex::default(),
+        }
+    }
+
+    pub(super) fn units(&self) -> &Arc<Units> {
+        &self.units
+    }
+
+    pub(super) fn reducer(&self) -> &Arc<GradientReducer> {
+        &self.reducer
+    }
+
+    /// A new leaf of a parameter, gathered whenever an operation uses it; `None` if the model has
+    /// the parameter no more.
+    pub(super) fn leaf<B: AutodiffBackend>(
+        self: &Arc<Self>,
+        parameter: usize,
+        device: &Device<B>,
+    ) -> Option<FloatTensor<B>> {
+        let own = self.versions[parameter].shard()?;
+        match self.low_types[parameter] {
+            Some(low) => {
+                self.low[parameter].get_or_init(|| own.rounded::<B::InnerBackend>(low, device));
+            }
+            None => own.forget_rounded(),
+        }
+        let known = &self.layout.parameters()[parameter];
+        let shape = Shape::from(known.shape.clone());
+        let gathered = GatheredParameter {
+            gathers: self.clone(),
+            parameter,
+        };
+        let place = self.units.place(parameter);
+        let leaf = delivered_in_order::<B>(place, shape, known.dtype, device, gathered);
+        Some(leaf.expect("`prepare` refuses a backend without `Remat`"))
+    }
+
+    /// All parameters, unit by unit, each in its own type. All ranks call it.
+    ///
+    /// # Errors
+    ///
+    /// Those of the group, and of `each`.
+    pub(super) fn all(&self, mut each: impl FnMut(Gathered)) -> Result<(), ZeroError> {
+        for unit in &self.units.all {
+            each(self.start(unit, false, &self.at).wait()?);
+        }
+        Ok(())
+    }
+
+    /// Notes that a parameter is cast to this type, and returns whether it is gathered in that
+    /// type.
+    fn has_type(&self, parameter: usize, dtype: DType) -> bool {
+        self.units.is_cast(parameter, dtype);
+        self.low_types[parameter] == Some(dtype)
+    }
+
+    /// All elements of a parameter, in its own type or in the one in which it is gathered. Panics
+    /// with the error of the group.
+    fn get(&self, parameter: usize, dtype: DType) -> TensorData {
+        let unit = self.units.of(parameter);
+        let low = self.low_types[parameter];
+        if low.is_some_and(|low| low != dtype) {
+            self.units.is_used_whole(parameter);
+        }
+        let mut held = self.held.lock();
+        let is_new = held.last.as_ref().is_none_or(|(last, _)| *last != unit);
+        if is_new {
+            held.last = None; // freed before another unit arrives
+            let ahead = held.next.take().filter(|(next, _)| *next == unit);
+            held.last = ahead.map(|(_, arriving)| (unit, raise(arriving.wait())));
+        }
+        let found = held.last.as_ref().map(|(_, unit)| unit[&parameter].dtype);
+        if found != Some(dtype) {
+            held.last = None;
+            let in_low = low.is_none_or(|low| low == dtype);
+            let arriving = self.start(&self.units.all[unit], in_low, &self.at);
+            held.last = Some((unit, raise(arriving.wait())));
+        }
+        if is_new {
+            held.next = self.units.next(unit).map(|next| {
+                let [this, ahead] = [unit, next].map(|unit| &self.units.all[unit]);
+                // Another label than that of a gather for a use, so that ranks which have used
+                // different units are refused.
+                let at = format!("while unit `{}` computes, {}", this.path, self.at);
+                (next, self.start(ahead, true, &at))
+            });
+        }
+        let (_, unit) = held.last.as_ref().expect("it was gathered");
+        unit[&parameter].clone()
+    }
+
+    /// What [`get`](Self::get) returns now without a call of other ranks, and without a change of
+    /// what is expected next.
+    fn at_hand(&self, parameter: usize, dtype: DType) -> Option<TensorData> {
+        if self.low_types[parameter].is_some_and(|low| low != dtype) {
+            return None;
+        }
+        let held = self.held.try_lock()?;
+        let (unit, gathered) = held.last.as_ref()?;
+        let data = gathered
+            .get(&parameter)
+            .filter(|_| *unit == self.units.of(parameter))?;
+        (data.dtype == dtype).then(|| data.clone())
+    }
+
+    /// Starts to gather a unit, of the parameters that the model has: in the types to which they are
+    /// rounded if `in_low`, else in their own.
+    fn start(&self, unit: &Arc<Unit>, in_low: bool, at: &str) -> Pending<Gathered, ZeroError> {
+        let own = unit.parameters.iter().filter_map(|&parameter| {
+            let low = self.low[parameter].get().filter(|_| in_low);
+            let own = self.versions[parameter].shard()?.own();
+            Some((parameter, low.unwrap_or(own).clone()))
+        });
+        let (parameters, own): (Vec<_>, Vec<_>) = own.unzip();
+        let reads = parameters.into_iter().zip(Elements::start_reads(&own));
+        let reads = reads.collect();
+        // Without the group: a job that owns the group which runs it would keep it alive.
+        let (layout, unit, at) = (self.layout.clone(), unit.clone(), at.to_owned());
+        let work = move |ranks: &mut _| unit.gather(&layout, reads, &at, ranks);
+        Pending::start(self.reducer.group(), work)
+    }
+}
+
+/// A parameter that is gathered when it is used.
+struct GatheredParameter {
+    gathers: Arc<Gathers>,
+    parameter: usize,
+}
+
+impl Delivery for GatheredParameter {
+    fn data(&self, dtype: DType) -> TensorData {
+        self.gathers.get(self.parameter, dtype)
+    }
+
+    fn has(&self, dtype: DType) -> bool {
+        self.gathers.has_type(self.parameter, dtype)
+    }
+
+    fn at_hand(&self, dtype: DType) -> Option<TensorData> {
+        self.gathers.at_hand(self.parameter, dtype)
+    }
+}
