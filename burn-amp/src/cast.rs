@@ -68,7 +68,7 @@ pub(crate) enum Arithmetic {
     Low(FloatDType),
 }
 
-/// What a float tensor is computed from: a gradient, parameters that a loss scaler's optimizer has
+/// What a float tensor is computed from: a gradient, parameters that a loss scaler's update has
 /// updated, or neither.
 ///
 /// An optimizer runs on the same backend as `model.valid()`, and only the latter may be lowered. So
@@ -77,7 +77,7 @@ pub(crate) enum Arithmetic {
 /// operations on them are never lowered. `from_inner`, which makes the updated parameter a training
 /// tensor again, clears the mark.
 ///
-/// A parameter that the optimizer of a [`GradScaler`](crate::GradScaler) has updated is marked with
+/// A parameter that an update with a [`GradScaler`](crate::GradScaler) has updated is marked with
 /// its scaler, and so is the loss that is computed from it: a scaler scales the losses of its own
 /// model, not those of another training.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -85,7 +85,7 @@ pub enum Lineage {
     /// Part of a forward pass: data, parameters, activations.
     #[default]
     Forward,
-    /// Likewise, and computed from a parameter that a scaler's optimizer has updated.
+    /// Likewise, and computed from a parameter that a scaler's update has updated.
     Trained(Owner),
     /// A gradient, or computed from one.
     Gradient,
@@ -106,7 +106,7 @@ impl Lineage {
     }
 }
 
-/// Whose optimizer has updated the parameters that a tensor is computed from.
+/// Whose update has updated the parameters that a tensor is computed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// That of the scaler with this number.
@@ -115,7 +115,7 @@ pub enum Owner {
     Several,
 }
 
-/// A step of a scaler's optimizer, while it is taken.
+/// A step of a scaler's update, while it is taken.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UnderWay {
     /// The scaler.

@@ -103,8 +103,8 @@ pub enum AmpError {
     /// A trained parameter is itself in half precision (PyTorch: "Attempting to unscale FP16
     /// gradients").
     #[error(
-        "attempting to unscale {dtype:?} gradients: parameter `{path}` is stored as {dtype:?}, but a scaled optimizer \
-         needs f32 parameters (autocast lowers the precision of operations, not of parameters)"
+        "attempting to unscale {dtype:?} gradients: parameter `{path}` is stored as {dtype:?}, but an update with a loss \
+         scale needs f32 parameters (autocast lowers the precision of operations, not of parameters)"
     )]
     HalfPrecisionParameter {
         /// Path of the parameter in its module.
@@ -120,7 +120,7 @@ fn of_which(scalers: usize) -> String {
         0 | 1 => String::new(),
         _ => format!(
             "; {scalers} loss scalers live on this thread: say whose each loss is with `scaler.backward(loss)`, or let all \
-             optimizers share one"
+             updates share one"
         ),
     }
 }

@@ -34,20 +34,20 @@
 //!
 //! # Loss scaling
 //!
-//! f16 gradients underflow. A [`GradScaler`] multiplies the loss inside of `backward`, and
+//! f16 gradients underflow. With a scale an update multiplies the loss inside of `backward`, and
 //! gradients are unscaled where they are read, so the training loop does not change; only the
-//! optimizer is wrapped:
+//! optimizer's line does:
 //!
 //! ```
 //! # use burn::{backend::Autodiff, nn::Linear, optim::{AdamConfig, Optimizer}};
-//! # use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
+//! # use burn_amp::{Autocast, F16, GradScalerConfig};
 //! # use burn_flex::Flex;
+//! # use burn_update::Update;
 //! # type B = Autocast<Autodiff<Flex>, F16>;
 //! # fn train<O: Optimizer<Linear<B>, B>>(_: O) {}
-//! let scaler = GradScaler::new(GradScalerConfig::default())?;
-//! let optimizer = scaler.wrap(AdamConfig::new().init());
-//! # train(optimizer);
-//! # Ok::<(), burn_amp::AmpError>(())
+//! let update = Update::new(AdamConfig::new().init()).scale(GradScalerConfig::default())?;
+//! # train(update);
+//! # Ok::<(), burn_update::UpdateError>(())
 //! ```
 //!
 //! A step with a non-finite gradient changes nothing, bit for bit; the parameters with such
@@ -79,8 +79,8 @@ pub use error::AmpError;
 pub use loss_scale::{LossScale, LossScaleState, ScaleUpdate};
 pub use policy::{Bf16, Configured, F16, F32, Mode, Off, Policy, autocast};
 pub use scaler::{
-    Detection, GradScaler, GradScalerConfig, LossScaleMetric, Overflow, OverflowCause,
-    ScaledOptimizer, ScaledRecord, ScalerState, SkippedStepsMetric, UpdateScale,
+    GradScaler, GradScalerConfig, LossScaleMetric, Overflow, OverflowCause, SkippedStepsMetric,
+    UpdateScale,
 };
 pub use table::{OpRow, op_table};
 pub use watch::{

@@ -9,7 +9,7 @@ use burn::{
     module::Param,
     nn::{Linear, LinearConfig},
     optim::{GradientsParams, SgdConfig},
-    tensor::{DType, Tensor},
+    tensor::{DType, Tensor, backend::AutodiffBackend},
     train::Interrupter,
 };
 use burn_amp::{AmpError, Autocast, F16, GradScaler, GradScalerConfig, OverflowCause};
@@ -17,6 +17,7 @@ use burn_flex::Flex;
 use support::scaled;
 
 type B = Autocast<Autodiff<Flex>, F16>;
+type Gradients = <B as AutodiffBackend>::Gradients;
 
 fn model() -> Linear<B> {
     let model = LinearConfig::new(1, 1)
@@ -36,30 +37,27 @@ fn gradients(model: &Linear<B>, value: f32) -> GradientsParams {
     gradients
 }
 
-/// A scaler of all losses of this thread, for they are no model's.
 fn scaler(init_scale: f32) -> GradScaler {
     let config = GradScalerConfig {
         init_scale,
         growth_interval: 3,
         ..Default::default()
     };
-    let scaler = GradScaler::new(&config).unwrap();
-    scaler.bind_thread();
-    scaler
+    GradScaler::new(&config).unwrap()
 }
 
-fn backward(loss: f32) {
+fn backward(scaler: &GradScaler, loss: f32) {
     let loss = Tensor::<B, 1>::from_data([loss], &Default::default());
-    loss.require_grad().backward();
+    scaler.backward(loss.require_grad());
 }
 
-/// Asserts that `backward` uses this scale here: the gradient of an f16 tensor times it is in the
-/// range of f16 or just beyond.
-fn assert_active(scale: f32) {
+/// Asserts that `backward` uses this scale: the gradient of an f16 tensor times it is in the range
+/// of f16 or just beyond.
+fn assert_active(scale: f32, backward: impl Fn(Tensor<B, 1>) -> Gradients) {
     for (scaled, is_finite) in [(64_512.0, true), (65_536.0, false)] {
         let x = Tensor::<B, 1>::ones([1], (&Default::default(), DType::F16)).require_grad();
         let gradient = scaled / scale;
-        let gradients = x.clone().mul_scalar(gradient).sum().backward();
+        let gradients = backward(x.clone().mul_scalar(gradient).sum());
         let found = x.grad(&gradients).unwrap().into_scalar();
         let expected = if is_finite { gradient } else { f32::INFINITY };
         assert_eq!(found, expected, "at a scale of {scale}");
@@ -67,20 +65,20 @@ fn assert_active(scale: f32) {
 }
 
 #[test]
-fn each_thread_uses_the_scaler_that_is_bound_to_it() {
+fn each_thread_uses_the_scaler_of_its_update() {
     let both = Barrier::new(2);
     let run = |init_scale: f32| {
         let scaler = scaler(init_scale);
+        let mut optimizer = scaled(&scaler, SgdConfig::new().init());
         both.wait();
-        assert_active(init_scale);
+        assert_active(init_scale, |loss| loss.backward());
 
         // The two share the device; only this thread's scale backs off.
-        let mut optimizer = scaled(&scaler, SgdConfig::new().init());
         let model = model();
         let gradients = gradients(&model, f32::NAN);
         let _: Linear<B> = optimizer.step(0.1, model, gradients).unwrap();
         both.wait();
-        assert_active(init_scale / 2.0);
+        assert_active(init_scale / 2.0, |loss| loss.backward());
     };
     thread::scope(|scope| {
         scope.spawn(|| run(1024.0));
@@ -89,20 +87,17 @@ fn each_thread_uses_the_scaler_that_is_bound_to_it() {
 }
 
 #[test]
-fn a_worker_thread_joins_a_run_by_binding() {
+fn a_worker_thread_says_whose_a_loss_is() {
     let scaler = scaler(256.0);
     thread::scope(|scope| {
-        scope.spawn(|| {
-            scaler.bind_thread();
-            assert_active(256.0);
-        });
+        scope.spawn(|| assert_active(256.0, |loss| scaler.backward(loss)));
     });
 }
 
 #[test]
 fn a_disabled_scaler_scales_nothing() {
-    let _scaler = GradScaler::disabled();
-    assert_active(1.0);
+    let scaler = GradScaler::disabled();
+    assert_active(1.0, |loss| scaler.backward(loss));
 }
 
 #[test]
@@ -110,7 +105,7 @@ fn a_non_finite_loss_is_told_apart_from_an_overflow() {
     let scaler = scaler(8.0);
     let mut optimizer = scaled(&scaler, SgdConfig::new().init());
     let mut step = |loss, gradient| {
-        backward(loss);
+        backward(&scaler, loss);
         let model = model();
         let gradients = gradients(&model, gradient);
         let _: Linear<B> = optimizer.step(0.1, model, gradients).unwrap();
@@ -134,7 +129,7 @@ fn a_loss_that_is_nan_from_the_first_step_stops_training() {
     let scaler = scaler(1024.0).with_interrupter(interrupter.clone());
     let mut optimizer = scaled(&scaler, SgdConfig::new().init());
     let mut step = || {
-        backward(f32::NAN);
+        backward(&scaler, f32::NAN);
         let model = model();
         let gradients = gradients(&model, f32::NAN);
         let _: Linear<B> = optimizer.step(0.1, model, gradients).unwrap();
@@ -158,11 +153,11 @@ fn an_overflow_has_the_scale_of_its_backward_pass() {
         let scaler = scaler(1024.0);
         let mut optimizers = [(); 2].map(|()| scaled(&scaler, SgdConfig::new().init()));
         if passes_first {
-            (0..2).for_each(|_| backward(1.0));
+            (0..2).for_each(|_| backward(&scaler, 1.0));
         }
         for optimizer in &mut optimizers {
             if !passes_first {
-                backward(1.0);
+                backward(&scaler, 1.0);
             }
             let model = model();
             let gradients = gradients(&model, f32::INFINITY);

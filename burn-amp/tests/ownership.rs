@@ -93,10 +93,6 @@ fn two_scalers_on_one_thread_follow_pytorchs_trace() {
         scaler.backward(loss)
     });
     assert_as_pytorch("by the parameters of the loss", |_, loss| loss.backward());
-    assert_as_pytorch("bound by hand", |scaler, loss| {
-        scaler.bind_thread();
-        loss.backward()
-    });
 }
 
 /// Ten steps of a training that scales f16 losses by hand: each moves the weight by 1e-3.

@@ -1,16 +1,15 @@
-//! Facts about gradients that backends and optimizer decorators of different crates share on the
+//! Facts about gradients that backends and parts of an update of different crates share on the
 //! thread that trains.
 //!
 //! Burn's traits have no argument for them: that data from the host is a gradient, which pass of a
-//! step runs, which ranks decide together about gradients, and which of them overflowed in a
-//! reduction.
+//! step runs, and which ranks decide together about gradients.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::carried::{carry, is_carried, with};
+use crate::carried::{carry, is_carried};
 use crate::cell::Scope;
 
 thread_local! {
@@ -21,10 +20,6 @@ thread_local! {
 
 /// Data from the host is a gradient.
 struct Loading;
-
-/// The names that [`report_overflow`] was given.
-#[derive(Default)]
-struct Overflowed(Vec<String>);
 
 /// Runs `load`, in which tensors from host data are gradients or sums of gradients: a backend that
 /// treats gradients differently from activations, such as autocast, then marks them like gradients
@@ -171,27 +166,4 @@ pub fn keep_on_host(owner: Weak<dyn Any + Send + Sync>) {
 pub fn decide_on_host() -> bool {
     RANKS.with_borrow(|all| all.iter().any(|ranks| ranks.strong_count() > 0))
         || ON_HOST.with_borrow(|all| all.iter().any(|owner| owner.strong_count() > 0))
-}
-
-/// Runs `step`, a step with gradients that a loss scaler found finite, and returns the names of
-/// those that overflowed inside of it: a reduction over ranks may overflow in its sum or in the
-/// type in which gradients are sent. If there are any, no parameter was updated, and the caller
-/// counts the step as skipped.
-///
-/// ```
-/// use burn_decorator::gradient::{catch_overflow, report_overflow};
-///
-/// let (stepped, names) = catch_overflow(|| !report_overflow(vec!["weight".to_owned()]));
-/// assert_eq!((stepped, names), (false, vec!["weight".to_owned()]));
-/// assert!(!report_overflow(Vec::new()), "no loss scaler takes note");
-/// ```
-pub fn catch_overflow<R>(step: impl FnOnce() -> R) -> (R, Vec<String>) {
-    let (result, overflowed) = carry(Overflowed::default(), step);
-    (result, overflowed.unwrap_or_default().0)
-}
-
-/// Tells a loss scaler around this step which parameters' gradients overflowed; `names` must be the
-/// same on all ranks. Returns whether there is a loss scaler; if so, the caller skips its step.
-pub fn report_overflow(names: Vec<String>) -> bool {
-    with(|overflowed: &mut Overflowed| overflowed.0.extend(names)).is_some()
 }

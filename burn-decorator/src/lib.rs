@@ -71,21 +71,22 @@
 //! assert!(NAMES.contains(&"softmax"));
 //! ```
 //!
-//! # Optimizer decorators
+//! # Backends and optimizers
 //!
-//! What decorators of optimizers have in common: [`record`], saved state around that of the wrapped
-//! optimizer; [`ranks`], how clones that share state make a copy of their own for a rank;
-//! [`message`], how a decorator is reached inside of others; [`carried`], what a call carries to
-//! code inside of it; [`cell`], flags of a thread while something runs; [`gradient`], what backends and optimizers must know about gradients; [`tape`],
+//! What decorators of backends and the parts of an update have in common: [`ranks`], how clones that
+//! share state make a copy of their own for a rank; [`carried`], what a call carries to code inside
+//! of it; [`cell`], flags of a thread while something runs; [`gradient`], what backends and
+//! optimizers must know about gradients; [`tape`],
 //! how code above decorators reaches autodiff's tensors below them; [`fused`], whether attention is
 //! one operation there; [`warn`], warnings that reach a user without a logger; [`weight`], what a
 //! loss was multiplied by; [`ensure_mended`], which refuses LibTorch without its mends;
 //! [`repeated_block`], which parameters a model uses together.
+//!
 //! With the feature `autodiff`: `autodiff`, operations of one's own on its tape. With `module`:
 //! `module`, tensors of a module by path; `exact`, records that no recorder rounds to half
 //! precision; `device`, a module's device. With `train`: `non_finite`, which gradients are infinite
-//! or NaN; `gauge`, a number as a metric of the Learner. [`split_mix`] makes random numbers of a seed and an index. [`profile`] is what a device can do, for
-//! those that tell time from it.
+//! or NaN; `gauge`, a number as a metric of the Learner. [`split_mix`] makes random numbers of a seed
+//! and an index. [`profile`] is what a device can do, for those that tell time from it.
 //!
 //! # Between host and device
 //!
@@ -117,7 +118,6 @@ pub mod gradient;
 mod independent;
 mod kind;
 mod map;
-pub mod message;
 #[cfg(feature = "module")]
 pub mod module;
 #[cfg(feature = "train")]
@@ -126,7 +126,6 @@ mod order;
 pub mod profile;
 pub mod ranks;
 mod reads;
-pub mod record;
 mod shared;
 pub mod simulated;
 pub mod split_mix;

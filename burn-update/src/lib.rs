@@ -84,6 +84,7 @@ mod per_update;
 mod progress;
 mod ranks;
 mod record;
+mod short_name;
 mod step;
 mod strategy;
 #[doc(hidden)]

@@ -1,5 +1,6 @@
 //! Burn's optimizers as the last part of an update, and an update as one of Burn's optimizers.
 
+use core::any::Any;
 use core::marker::PhantomData;
 use std::collections::BTreeMap;
 
@@ -7,9 +8,9 @@ use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::tensor::Device;
 use burn::tensor::backend::AutodiffBackend;
-use burn_decorator::message::{self, Message};
 
 use crate::error::raise;
+use crate::short_name::short_name;
 use crate::tree::{RecordTree, record_bytes};
 use crate::{
     Optimize, Parameter, PartState, Position, Stateful, Step, Update, UpdateError, UpdateRecord,
@@ -88,23 +89,19 @@ where
     ///
     /// [`UpdateError::WrapperInside`].
     fn prepare(&mut self, model: M, _: &[Parameter]) -> Result<M, UpdateError> {
-        let nothing = GradientsParams::new();
-        let (model, inside) = message::describe(|| self.optimizer.step(0.0, model, nothing));
-        let what = if inside.loss_scaler {
-            "scales losses"
-        } else if inside.accumulation {
-            "accumulates gradients"
-        } else if inside.ranks {
-            "reduces gradients over ranks"
-        } else {
-            return Ok(model);
-        };
-        let optimizer = message::short_name::<O>();
-        Err(UpdateError::WrapperInside { optimizer, what })
+        let optimizer: &dyn Any = &self.optimizer;
+        let update = optimizer.downcast_ref::<Update<M, B>>();
+        match update.and_then(Update::work_of_an_outer_part) {
+            Some(what) => Err(UpdateError::WrapperInside {
+                optimizer: short_name::<O>(),
+                what,
+            }),
+            None => Ok(model),
+        }
     }
 
     fn use_alone(&mut self, number: usize) -> Option<String> {
-        (number == 0).then(message::short_name::<O>)
+        (number == 0).then(short_name::<O>)
     }
 
     fn update(
@@ -175,19 +172,7 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Optimizer<M, B> for Upd
     type Record = UpdateRecord<B>;
 
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
-        match message::received() {
-            None => raise(Update::step(self, lr, module, grads)),
-            Some(Message::Flush) => message::answer(|| raise(self.flush(lr, module))),
-            Some(Message::Describe) => {
-                let (has_scale, has_windows) = self.has_scale_and_windows();
-                message::report(|inside| {
-                    inside.loss_scaler |= has_scale;
-                    inside.accumulation |= has_windows;
-                    inside.ranks |= self.reduces();
-                });
-                module
-            }
-        }
+        raise(Update::step(self, lr, module, grads))
     }
 
     fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {

@@ -509,10 +509,18 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
     }
 
     /// Whether it has a scale that is enabled, and whether it has an accumulation.
-    pub(crate) fn has_scale_and_windows(&self) -> (bool, bool) {
+    /// What one of its parts does that must be a part of the outermost update.
+    pub(crate) fn work_of_an_outer_part(&self) -> Option<&'static str> {
         let is_enabled = |scale: &Slot<dyn Scale<B>>| scale.part.is_enabled();
-        let has_scale = self.scale.as_ref().is_some_and(is_enabled);
-        (has_scale, self.inside.accumulate.is_some())
+        if self.scale.as_ref().is_some_and(is_enabled) {
+            Some("scales losses")
+        } else if self.inside.accumulate.is_some() {
+            Some("accumulates gradients")
+        } else if self.reduces() {
+            Some("reduces gradients over ranks")
+        } else {
+            None
+        }
     }
 }
 

@@ -98,7 +98,7 @@ rm -f -- "$out"/{timing,memory,fit,torch,one-stream,tch}.json
 
 timing_options=() torch_options=()
 case $what in
-precisions) settings=bare,off,bf16,f16-sync,f16-deferred ;;
+precisions) settings=bare,off,bf16,f16 ;;
 backends) settings=bare,bf16,block,bf16+block ;;
 activations)
     settings=bare,balanced,off,block,keep-compute,offload,budget=60%,budget=40%,budget=25%
@@ -111,7 +111,7 @@ part timing "${timing[1]}" "$binary" --settings "$settings" --max-seconds "${tim
     "${timing_options[@]}" "${options[@]}" --output "$out/timing.json" --plot "$out/timing.svg"
 case $what in
 precisions)
-    part memory "${memory[1]}" "$binary" --memory --settings bare,bf16,f16-sync,f16-deferred --steps 3 --warmup 2 \
+    part memory "${memory[1]}" "$binary" --memory --settings bare,bf16,f16 --steps 3 --warmup 2 \
         --max-seconds "${memory[0]}" "${options[@]}" --output "$out/memory.json"
     ;;
 activations)

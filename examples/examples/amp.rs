@@ -1,5 +1,5 @@
-//! Mixed precision: the backend's alias gets `Autocast`; f16, whose gradients underflow, also a
-//! loss scaler around the optimizer.
+//! Mixed precision: the backend's alias gets `Autocast`; f16, whose gradients underflow, also an
+//! update with a loss scale.
 //!
 //! `cargo run --release --example amp`
 
@@ -12,6 +12,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Distribution, Tensor};
 use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
 use burn_flex::Flex;
+use burn_update::{Update, UpdateError};
 use peak_alloc::PeakAlloc;
 
 /// Counts the heap, for the figures below.
@@ -77,13 +78,14 @@ where
     last
 }
 
-fn main() {
+fn main() -> Result<(), UpdateError> {
     let adamw = AdamWConfig::new();
     let plain = train::<Plain>("f32", adamw.init());
     let bf16 = train::<Bf16>("bf16", adamw.init());
 
     let scaler = GradScaler::new(GradScalerConfig::default()).expect("PyTorch's defaults");
-    let half = train::<Half>("f16 and a scaler", scaler.wrap(adamw.init()));
+    let update = Update::new(adamw.init()).scale(scaler.clone())?;
+    let half = train::<Half>("f16 and a scale", update);
     println!(
         "the scale was {} at the end, {} steps overflowed and were skipped",
         scaler.scale(),
@@ -98,4 +100,5 @@ fn main() {
     println!(
         "The CPU computes bf16 and f16 through f32: a GPU has the same losses, and is faster."
     );
+    Ok(())
 }

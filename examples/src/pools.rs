@@ -143,6 +143,24 @@ pub fn device_bytes(backend: BackendName) -> Option<u64> {
     }
 }
 
+/// Says the bytes in use on the backend's default device by this thread; on the CPU those of the
+/// heap, for programs with [`PeakAlloc`] as their global allocator, and with LibTorch the process's
+/// resident memory.
+pub fn bytes_in_use(backend: BackendName) -> Box<dyn Fn() -> u64 + Send + Sync> {
+    match backend {
+        BackendName::Flex => Box::new(|| PeakAlloc.current_usage() as u64),
+        #[cfg(feature = "tch")]
+        BackendName::Tch => {
+            // LibTorch does not allocate on Rust's heap.
+            Box::new(|| memory_stats::memory_stats().map_or(0, |all| all.physical_mem as u64))
+        }
+        _ => {
+            let pools = Pools::of_this_thread(backend);
+            Box::new(move || pools.read().map_or(0, |bytes| bytes.in_use_bytes))
+        }
+    }
+}
+
 /// The probe for the memory of trials on this thread: it reads the thread's pools, or on the CPU
 /// the heap, for programs with [`PeakAlloc`] as their global allocator.
 pub fn memory_probe(backend: BackendName) -> Box<dyn MemoryProbe> {
@@ -151,18 +169,7 @@ pub fn memory_probe(backend: BackendName) -> Box<dyn MemoryProbe> {
             || PeakAlloc.reset_peak_usage(),
             || PeakAlloc.peak_usage() as u64,
         )),
-        #[cfg(feature = "tch")]
-        BackendName::Tch => {
-            // LibTorch does not allocate on Rust's heap, so the process's resident memory is all
-            // that can be read.
-            let resident = || memory_stats::memory_stats().map_or(0, |all| all.physical_mem as u64);
-            Box::new(SampledGauge::new(resident))
-        }
-        _ => {
-            let pools = Pools::of_this_thread(backend);
-            let in_use = move || pools.read().map_or(0, |bytes| bytes.in_use_bytes);
-            Box::new(SampledGauge::new(in_use))
-        }
+        _ => Box::new(SampledGauge::new(bytes_in_use(backend))),
     }
 }
 

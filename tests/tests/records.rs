@@ -190,7 +190,9 @@ fn state_keeps_its_type_in_every_recorder() {
     goes_on("accumulated", Net::new(), {
         alone(move || Update::new(burns()).accumulate(accumulates()).unwrap())
     });
-    goes_on("scaled", Net::new(), alone(move || scaler().wrap(burns())));
+    goes_on("scaled", Net::new(), {
+        alone(move || Update::new(burns()).scale(scaler()).unwrap())
+    });
     goes_on("clipped", Net::new(), {
         alone(move || Update::new(burns()).clip_norm(1.0).unwrap())
     });

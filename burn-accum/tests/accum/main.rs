@@ -3,6 +3,7 @@
 mod clip;
 mod composition;
 mod config;
+mod late;
 mod laws;
 mod learner;
 mod properties;

@@ -7,8 +7,8 @@ use burn::tensor::{Device, Tensor, backend::Backend};
 use burn_decorator::carried::{carry, is_carried, with};
 use burn_decorator::non_finite::{exact, on};
 
-use super::deferred::{Factor, inverse};
 use super::handle::GradScaler;
+use super::pending::{Factor, inverse};
 use super::state::Shared;
 use super::{overflow::LossProbe, registry};
 use crate::FirstNonFinite;

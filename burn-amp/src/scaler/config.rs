@@ -130,31 +130,3 @@ impl GradScalerConfig {
 pub(super) fn positive(scale: f32) -> bool {
     scale.is_normal() && scale > 0.0
 }
-
-/// How a wrapped optimizer learns whether a gradient is non-finite. The results are the same, bit
-/// for bit.
-///
-/// An update with an accumulation needs neither: the device keeps what overflowed out of the sums
-/// and selects the scale, and the host reads the outcomes of a window together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Detection {
-    /// Read a flag from the device before each step: simple, but the host waits for the backward
-    /// pass.
-    #[default]
-    Sync,
-    /// Read the flag one step late, on a thread of its own, because reads of some backends wait at
-    /// their first poll (CubeCL's CUDA). It gains nothing on a backend without a queue, such as
-    /// Flex. The step is taken at once, undone on the device if the flag is set (a masked copy of
-    /// each parameter), and the optimizer's older copy is put back when the flag is read. The host
-    /// does not wait; the cost is one select per parameter, and memory: the older parameters live
-    /// until that select, the older moments until the next step.
-    ///
-    /// A clone of the wrapped optimizer must not share its state (true for all of Burn's), and the
-    /// optimizer must accept non-finite gradients without reading them on the host.
-    ///
-    /// Around an update over ranks it is the same as [`Sync`](Self::Sync): the update
-    /// waits for the gradients of other ranks anyway, and undoing a step would keep a second copy
-    /// of the parameters and make new leaves, whose gradients stage 2 could not reduce during
-    /// backward.
-    Deferred,
-}

@@ -10,9 +10,9 @@ use burn_decorator::ranks;
 
 use super::{
     active::{Said, saying},
-    config::{Detection, GradScalerConfig, positive},
+    config::{GradScalerConfig, positive},
     overflow::Overflow,
-    registry::{self, BoundBy},
+    registry,
     state::{Shared, State},
 };
 use crate::cast::{UNDER_WAY, UnderWay};
@@ -21,60 +21,62 @@ use crate::{AmpError, FirstNonFinite};
 /// Dynamic loss scaling, as PyTorch's `torch.amp.GradScaler` does it, without a change in the
 /// training code.
 ///
-/// A scaler is a handle: clones share one scale. [`wrap`](Self::wrap) the optimizer with it, and
-/// that is all: `backward` of [`Autocast`](crate::Autocast) multiplies the loss by the scale,
-/// gradients are unscaled where they are read, and the wrapped optimizer skips a step with a
-/// non-finite gradient and moves the scale. So there is no `scaler.scale(loss)`, `unscale_` or
-/// `update`, and clipping and accumulation only get true gradients.
+/// A scaler is a handle: clones share one scale. It becomes the scale of an update
+/// ([`Update::scale`](burn_update::Update::scale)), and that is all: `backward` of
+/// [`Autocast`](crate::Autocast) multiplies the loss by the scale, gradients are unscaled where they
+/// are read, and the update skips a step with a non-finite gradient and moves the scale. So there is
+/// no `scaler.scale(loss)`, `unscale_` or `update`, and clipping and accumulation only get true
+/// gradients. An update whose scale nobody reads needs no handle: it takes a [`GradScalerConfig`].
 ///
-/// Use one scaler for one training run, with all of the run's optimizers and worker threads. As in
-/// PyTorch, the optimizers of a GAN share one, and the scale is updated once an iteration: it grows
-/// when all of them have taken their steps, or one steps again, and backs off at the first
-/// overflow. Or each network has its own: see [`backward`](Self::backward).
+/// Use one scaler for one training run, with all of the run's updates and worker threads. As in
+/// PyTorch, the optimizers of a GAN share one, and the scale moves once an iteration: it grows when
+/// all of them have taken their steps, or one steps again, and backs off at the first overflow. Or
+/// each network has its own: see [`backward`](Self::backward).
 ///
 /// # Which losses does a scaler scale?
 ///
-/// Those of its own model, on any thread: a parameter that one of its optimizers has updated took
-/// part in them. A loss of another training, which may be scaled by hand, is left as it is.
+/// Those of its own model, on any thread: a parameter that one of its updates has updated took part
+/// in them. A loss of another training, which may be scaled by hand, is left as it is.
 ///
-/// Before the first update of an optimizer its model is not known. Until then its scaler takes the
-/// losses on its thread: that where it was made, where it [wrapped](Self::wrap) the optimizer, or
-/// where a step was tried. If there are none, it takes those on threads without a scaler, only in
-/// f16, which needs a scale: a Learner with several devices computes its losses there.
+/// Before the first step of an update its model is not known. Until then its scaler takes the losses
+/// on its thread: that where it was made, where it became the scale of an update, or where a step
+/// was tried. If there are none, it takes those on threads without a scaler, only in f16, which
+/// needs a scale: a Learner with several devices computes its losses there.
 ///
-/// What the program says comes first: [`scaler.backward(loss)`](Self::backward),
-/// [`GradScaler::unscaled`](Self::unscaled) and [`bind_thread`](Self::bind_thread). Where a loss is
-/// computed from the parameters of several scalers' models and nothing is said, it is taken by the
-/// last that was used on the thread, with a warning. Gradients carry their own inverse scale, so
-/// they are right with any scaler that does not overflow. A scaler without a wrapped optimizer
-/// scales no loss that is not given to it, because no step would be skipped.
+/// What the program says comes first: [`scaler.backward(loss)`](Self::backward), an update's own
+/// [`backward`](burn_update::Update::backward), and [`GradScaler::unscaled`](Self::unscaled). Where
+/// a loss is computed from the parameters of several scalers' models and nothing is said, it is
+/// taken by the last that was used on the thread, with a warning. Gradients carry their own inverse
+/// scale, so they are right with any scaler that does not overflow. A scaler that is no update's
+/// scale scales no loss that is not given to it, because no step would be skipped.
 ///
 /// # Reading it
 ///
-/// Every accessor is exact: under [`Detection::Deferred`] it waits for the last step's flag to
-/// arrive from the device. The metrics do not ask the device for it; they show the last flag that
-/// was read.
+/// Every accessor is exact: within a window of micro-batches it waits for their flags to arrive from
+/// the device. The metrics do not ask the device for them; they show the last ones that were read.
 ///
 /// ```
-/// use burn::{backend::Autodiff, optim::{AdamConfig, GradientsParams, Optimizer}, prelude::*};
+/// use burn::{backend::Autodiff, optim::{AdamConfig, GradientsParams}, prelude::*};
 /// use burn_amp::{GradScaler, GradScalerConfig};
+/// use burn_update::Update;
 ///
 /// type B = Autodiff<burn_flex::Flex>;
 /// let device = Default::default();
 /// let model = nn::LinearConfig::new(4, 2).init::<B>(&device);
 ///
 /// let scaler = GradScaler::new(GradScalerConfig::default())?;
-/// let mut optimizer = scaler.wrap(AdamConfig::new().init::<B, nn::Linear<B>>());
+/// let optimizer = AdamConfig::new().init::<B, nn::Linear<B>>();
+/// let mut update = Update::new(optimizer).scale(scaler.clone())?;
 ///
 /// // The loss overflows: the step is skipped, the scale halves, and the parameters with non-finite gradients are known.
 /// let loss = model.forward(Tensor::<B, 2>::ones([1, 4], &device)).sum() * f32::INFINITY;
 /// let gradients = GradientsParams::from_grads(loss.backward(), &model);
-/// let model = optimizer.step(1e-3, model, gradients);
+/// let model = update.step(1e-3, model, gradients)?;
 ///
 /// assert_eq!(scaler.scale(), 32768.0);
 /// assert_eq!(scaler.skipped_steps(), 1);
 /// assert_eq!(scaler.last_overflow().unwrap().parameters, ["weight", "bias"]);
-/// # Ok::<(), burn_amp::AmpError>(())
+/// # Ok::<(), burn_update::UpdateError>(())
 /// ```
 pub struct GradScaler {
     pub(super) shared: ranks::Shared<Shared>,
@@ -95,7 +97,7 @@ impl Clone for GradScaler {
 }
 
 impl GradScaler {
-    /// A scaler with its own state. Binds the current thread.
+    /// A scaler with its own state.
     ///
     /// # Errors
     ///
@@ -111,22 +113,14 @@ impl GradScaler {
         Ok(scaler)
     }
 
-    /// A scaler that does nothing: losses are not scaled, steps are not checked, wrapped optimizers
-    /// are as they were.
+    /// A scaler that does nothing: losses are not scaled, steps are not checked, updates are as
+    /// without one.
     pub fn disabled() -> Self {
         Self::new(GradScalerConfig::disabled()).expect("the default configuration is valid")
     }
 
-    /// Chooses how wrapped optimizers learn about overflows, from their next step on. Default
-    /// [`Detection::Sync`].
-    #[must_use]
-    pub fn with_detection(self, detection: Detection) -> Self {
-        self.shared.lock().detection = detection;
-        self
-    }
-
     /// Stops training through `interrupter` (that of Burn's `SupervisedTraining`) where a step
-    /// would panic: see [`ScaledOptimizer`](crate::ScaledOptimizer).
+    /// would return an error: see [`UpdateScale`](crate::UpdateScale).
     #[must_use]
     pub fn with_interrupter(self, interrupter: Interrupter) -> Self {
         self.shared.lock().interrupter = Some(interrupter);
@@ -141,26 +135,29 @@ impl GradScaler {
     /// a model whose weights were loaded since its last step.
     ///
     /// ```
-    /// use burn::{backend::Autodiff, optim::{GradientsParams, Optimizer, SgdConfig}, prelude::*};
+    /// use burn::{backend::Autodiff, optim::{GradientsParams, SgdConfig}, prelude::*};
     /// use burn_amp::{Autocast, F16, GradScaler};
+    /// use burn_update::Update;
     ///
     /// type B = Autocast<Autodiff<burn_flex::Flex>, F16>;
     /// let device = Default::default();
     /// let model = || nn::LinearConfig::new(1, 1).init::<B>(&device);
     /// let (mut generator, mut discriminator) = (model(), model());
     /// let (scaler_g, scaler_d) = (GradScaler::default(), GradScaler::default());
-    /// let mut optimizer_g = scaler_g.wrap(SgdConfig::new().init::<B, nn::Linear<B>>());
-    /// let mut optimizer_d = scaler_d.wrap(SgdConfig::new().init::<B, nn::Linear<B>>());
+    /// let sgd = || SgdConfig::new().init::<B, nn::Linear<B>>();
+    /// let mut update_g = Update::new(sgd()).scale(scaler_g.clone())?;
+    /// let mut update_d = Update::new(sgd()).scale(scaler_d.clone())?;
     ///
     /// let noise = Tensor::<B, 2>::ones([4, 1], &device);
     /// let loss = discriminator.forward(generator.forward(noise.clone()).detach()).mean();
     /// let gradients = GradientsParams::from_grads(scaler_d.backward(loss), &discriminator);
-    /// discriminator = optimizer_d.step(1e-3, discriminator, gradients);
+    /// discriminator = update_d.step(1e-3, discriminator, gradients)?;
     ///
     /// let loss = discriminator.forward(generator.forward(noise)).mean().neg();
     /// let gradients = GradientsParams::from_grads(scaler_g.backward(loss), &generator);
-    /// generator = optimizer_g.step(1e-3, generator, gradients);
+    /// generator = update_g.step(1e-3, generator, gradients)?;
     /// # let _ = generator;
+    /// # Ok::<(), burn_update::UpdateError>(())
     /// ```
     pub fn backward<B: AutodiffBackend, const D: usize>(&self, loss: Tensor<B, D>) -> B::Gradients {
         saying(Said::Scaler(self.clone()), || loss.backward())
@@ -169,20 +166,14 @@ impl GradScaler {
     /// Runs `backward`, in which no loss is scaled: for a loss that is scaled by hand.
     ///
     /// A training beside a scaler's is left alone without it, except on the scaler's own thread
-    /// before the first step of its optimizer.
+    /// before the first step of its update.
     pub fn unscaled<R>(backward: impl FnOnce() -> R) -> R {
         saying(Said::Unscaled, backward)
     }
 
-    /// Makes this the scaler of all losses that are differentiated on the current thread, until
-    /// another scaler is bound or used on it.
-    pub fn bind_thread(&self) {
-        registry::bind_thread(self.shared(), BoundBy::User);
-    }
-
     /// Notes that the current thread uses this scaler.
     pub(super) fn use_on_thread(&self) {
-        registry::bind_thread(self.shared(), BoundBy::Use);
+        registry::use_on_thread(self.shared());
     }
 
     /// Sets the scale of the next loss, also a fixed one, as PyTorch's `scaler.update(new_scale)`.
@@ -261,13 +252,6 @@ impl GradScaler {
         let _under_way = Scope::enter(&UNDER_WAY, Some(begun));
         let result = step();
         (result, UNDER_WAY.get().is_some_and(|step| step.updated))
-    }
-
-    /// Panics if there is an error and no interrupter to stop the training.
-    pub(super) fn raise(&self) {
-        if let Err(error) = self.check() {
-            panic!("{error}");
-        }
     }
 
     /// The error, if there is one and no interrupter to stop the training.

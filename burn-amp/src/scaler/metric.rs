@@ -9,16 +9,14 @@ use super::GradScaler;
 /// The loss scale after each batch; 1 if the scaler is disabled. An epoch's value is Burn's mean
 /// over its batches.
 ///
-/// It does not ask the device: under [`Detection::Deferred`](crate::Detection::Deferred) it lags
-/// one step, in an update with an accumulation up to a window.
+/// It does not ask the device: in an update with an accumulation it lags up to a window.
 #[derive(Clone)]
 pub struct LossScaleMetric(Gauge);
 
 /// The number of steps skipped so far, since the beginning of the training, of an update
 /// with an accumulation that of its micro-batches; 0 if the scaler is disabled.
 ///
-/// It does not ask the device: under [`Detection::Deferred`](crate::Detection::Deferred) it lags
-/// one step, in an update with an accumulation up to a window.
+/// It does not ask the device: in an update with an accumulation it lags up to a window.
 #[derive(Clone)]
 pub struct SkippedStepsMetric(Gauge);
 

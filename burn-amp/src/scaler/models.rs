@@ -1,9 +1,9 @@
-//! What a scaler knows of the models that its optimizers train.
+//! What a scaler knows of the models that its updates train.
 
 use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::shared_scale::OptimizerId;
+use super::shared_scale::UpdateId;
 
 /// Moments of the process, in their order.
 type Moment = u64;
@@ -13,11 +13,11 @@ fn now() -> Moment {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The optimizers of a scaler that live, and whether it knows their models: the losses that are
+/// The updates of a scaler that live, and whether it knows their models: the losses that are
 /// computed from them are marked.
 #[derive(Debug, Default)]
 pub(super) struct Models {
-    optimizers: Vec<Wrapped>,
+    updates: Vec<Registered>,
     /// Whether a marked loss of this scaler was differentiated since the last step.
     saw_own: bool,
     /// The same of any of its losses.
@@ -27,22 +27,22 @@ pub(super) struct Models {
     /// Whether its updates mark parameters: not if the program makes others of them after each
     /// step.
     marks: Marks,
-    /// Whether any loss was differentiated on a thread of this scaler, and since no other optimizer
-    /// was wrapped.
+    /// Whether any loss was differentiated on a thread of this scaler, and since no other update
+    /// was registered.
     trains_on_own_thread: bool,
-    /// When the last optimizer was wrapped.
-    wrapped: Moment,
+    /// When the last update was registered.
+    registered: Moment,
     /// When the last step was taken or tried.
     stepped: Moment,
 }
 
 #[derive(Clone, Debug)]
-struct Wrapped {
-    optimizer: Weak<()>,
+struct Registered {
+    update: Weak<()>,
     model: Model,
 }
 
-/// What is known of the parameters that an optimizer updates.
+/// What is known of the parameters that an update updates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Model {
     /// Nothing: it has not updated any.
@@ -66,40 +66,40 @@ enum Marks {
 impl Models {
     /// Of a copy for another rank, whose parameters are others.
     pub(super) fn for_rank(&self) -> Self {
-        let optimizers = self.optimizers.iter();
-        let unknown = optimizers.map(|known| Wrapped {
+        let updates = self.updates.iter();
+        let unknown = updates.map(|known| Registered {
             model: Model::Unknown,
             ..known.clone()
         });
         Self {
-            optimizers: unknown.collect(),
-            wrapped: now(),
+            updates: unknown.collect(),
+            registered: now(),
             ..Self::default()
         }
     }
 
-    /// Adds an optimizer.
-    pub(super) fn register(&mut self, optimizer: &OptimizerId) {
+    /// Adds an update.
+    pub(super) fn register(&mut self, update: &UpdateId) {
         self.trains_on_own_thread = false;
-        self.wrapped = now();
-        self.optimizers.push(Wrapped {
-            optimizer: optimizer.downgrade(),
+        self.registered = now();
+        self.updates.push(Registered {
+            update: update.downgrade(),
             model: Model::Unknown,
         });
     }
 
-    /// The optimizers that live. Without any a scaler scales nothing: no step would be skipped.
-    fn live(&self) -> impl Iterator<Item = &Wrapped> {
-        let all = self.optimizers.iter();
-        all.filter(|known| known.optimizer.strong_count() > 0)
+    /// The updates that live. Without any a scaler scales nothing: no step would be skipped.
+    fn live(&self) -> impl Iterator<Item = &Registered> {
+        let all = self.updates.iter();
+        all.filter(|known| known.update.strong_count() > 0)
     }
 
-    /// Whether an optimizer lives.
+    /// Whether an update lives.
     pub(super) fn is_any_live(&self) -> bool {
         self.live().next().is_some()
     }
 
-    /// Whether an optimizer lives whose model is not known: a loss that is not marked may be its.
+    /// Whether an update lives whose model is not known: a loss that is not marked may be its.
     pub(super) fn awaits(&self) -> bool {
         self.live().any(|known| known.model == Model::Unknown)
     }
@@ -109,10 +109,10 @@ impl Models {
         self.awaits() && !self.trains_on_own_thread
     }
 
-    /// Whether the training of `other` had ended when the last optimizer was wrapped: its models
+    /// Whether the training of `other` had ended when the last update was registered: its models
     /// may be trained on by this scaler.
     pub(super) fn follows(&self, other: Moment) -> bool {
-        other < self.wrapped
+        other < self.registered
     }
 
     /// When the last step was taken or tried.
@@ -135,12 +135,11 @@ impl Models {
         self.left_alone = true;
     }
 
-    /// An optimizer took a step, which `updated` parameters or not.
-    pub(super) fn stepped(&mut self, optimizer: &OptimizerId, updated: bool) {
+    /// An update took a step, which `updated` parameters or not.
+    pub(super) fn stepped(&mut self, update: &UpdateId, updated: bool) {
         let saw_own = core::mem::take(&mut self.saw_own);
         self.stepped = now();
-        self.optimizers
-            .retain(|known| known.optimizer.strong_count() > 0);
+        self.updates.retain(|known| known.update.strong_count() > 0);
         let saw_any = core::mem::take(&mut self.saw_any);
         let left_alone = core::mem::take(&mut self.left_alone);
         if self.marks == Marks::Expected && left_alone && !saw_any {
@@ -149,8 +148,8 @@ impl Models {
             self.forget();
         }
         let is_known = saw_own || updated && self.marks != Marks::Lost;
-        for known in &mut self.optimizers {
-            if is_known && known.optimizer.ptr_eq(&optimizer.downgrade()) {
+        for known in &mut self.updates {
+            if is_known && known.update.ptr_eq(&update.downgrade()) {
                 known.model = Model::Marked;
             }
         }
@@ -158,7 +157,7 @@ impl Models {
 
     /// The weights of the models may have been loaded, so that they are not marked.
     pub(super) fn forget(&mut self) {
-        for known in &mut self.optimizers {
+        for known in &mut self.updates {
             known.model = Model::Unknown;
         }
     }

@@ -9,7 +9,7 @@ use super::active::{Said, saying};
 use super::config::GradScalerConfig;
 use super::handle::GradScaler;
 use super::metric;
-use super::shared_scale::{self, OptimizerId};
+use super::shared_scale::{self, UpdateId};
 use super::state::{Counters, ScalerState};
 use crate::policy::{Off, autocast};
 use crate::{AmpError, LossScaleState};
@@ -19,12 +19,35 @@ const SCALE: &str = "scale";
 
 /// The scale of an update: made of a [`GradScaler`] or a [`GradScalerConfig`] by
 /// [`Update::scale`](burn_update::Update::scale). The scaler stays a handle to read and to set the
-/// scale. [`Detection::Sync`](crate::Detection::Sync) is the only one: without an accumulation an
-/// update reads its gradients' sums before the optimizer runs.
+/// scale.
+///
+/// A step with an infinite or NaN gradient anywhere leaves the parameters, the optimizer's moments
+/// and its step counts as they were, bit for bit (PyTorch's `scaler.step`). The scale moves once an
+/// iteration (`scaler.update`), which is every step unless several updates share the scaler. The
+/// other parts see true gradients only. Their arithmetic runs with autocast off.
+///
+/// A clone shares the scaler; a copy for another rank
+/// ([`copy_for_rank`](burn_decorator::ranks::copy_for_rank)) has its own.
+///
+/// # Errors
+///
+/// A step returns the error of [`GradScaler::error`] where training cannot go on:
+/// [`ScaleCollapsed`](crate::AmpError::ScaleCollapsed),
+/// [`NonFiniteLoss`](crate::AmpError::NonFiniteLoss) (three steps in a row before any was taken),
+/// [`HalfPrecisionParameter`](crate::AmpError::HalfPrecisionParameter). In a Learner it panics with
+/// its message. Given [an interrupter](GradScaler::with_interrupter) it stops the training with the
+/// same message instead, and keeps skipping overflowing steps until that takes effect.
+///
+/// # Cost
+///
+/// To find non-finite gradients, one sum per parameter and one host read of all these sums; an
+/// exact check follows only in a step that overflows. With an accumulation the device decides about
+/// each micro-batch, and the host reads once a window. Where ranks train together, one collective a
+/// step, in which they exchange which gradients are non-finite.
 #[derive(Clone, Debug)]
 pub struct UpdateScale {
     scaler: GradScaler,
-    id: OptimizerId,
+    id: UpdateId,
     /// Whether the step that is under way has updated parameters.
     updated: bool,
 }
@@ -42,7 +65,7 @@ impl<B: AutodiffBackend> IntoScale<B> for GradScaler {
 
     fn into_scale(self) -> Result<UpdateScale, UpdateError> {
         self.use_on_thread();
-        let id = OptimizerId::default();
+        let id = UpdateId::default();
         self.shared.lock().register(&id);
         Ok(UpdateScale {
             scaler: self,
@@ -157,13 +180,13 @@ impl<B: AutodiffBackend> Scale<B> for UpdateScale {
         // The micro-batches of a window that is flushed have been counted.
         if !step.overflowed.is_empty() {
             let taken = shared_scale::Step {
-                optimizer: self.id.clone(),
+                update: self.id.clone(),
                 is_update: true,
             };
             state.record(&taken, step.overflowed.clone());
         } else if let Some(verdict) = step.verdict.clone().filter(|_| !step.is_flush) {
             let taken = shared_scale::Step {
-                optimizer: self.id.clone(),
+                update: self.id.clone(),
                 is_update: step.updates(),
             };
             state.defer(taken, verdict);

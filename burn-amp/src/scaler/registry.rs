@@ -10,28 +10,12 @@ use super::state::Shared;
 use crate::cast::{Lineage, Owner};
 
 thread_local! {
-    /// The last bound is the last.
-    static OF_THREAD: RefCell<Vec<Binding>> = const { RefCell::new(Vec::new()) };
+    /// The scalers that this thread uses, the last used one last.
+    static OF_THREAD: RefCell<Vec<Weak<Shared>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The scalers of the process, the oldest first.
 static LIVE: LazyLock<Mutex<Vec<Weak<Shared>>>> = LazyLock::new(Mutex::default);
-
-/// A scaler that is used on a thread.
-#[derive(Clone)]
-struct Binding {
-    scaler: Weak<Shared>,
-    by: BoundBy,
-}
-
-/// Who bound a scaler to a thread.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum BoundBy {
-    /// The user, so that all losses of the thread are its.
-    User,
-    /// Its use: it was made there, or wrapped an optimizer, or one of its optimizers took a step.
-    Use,
-}
 
 /// Adds a new scaler.
 pub(super) fn register(scaler: &Arc<Shared>) {
@@ -43,54 +27,37 @@ pub(super) fn register(scaler: &Arc<Shared>) {
     }
 }
 
-/// Makes `scaler` the last bound of the current thread.
-pub(super) fn bind_thread(scaler: &Arc<Shared>, by: BoundBy) {
-    OF_THREAD.with_borrow_mut(|bindings| {
+/// Makes `scaler` the last one that the current thread uses: it is made there, becomes the scale of
+/// an update, or one of its updates takes a step.
+pub(super) fn use_on_thread(scaler: &Arc<Shared>) {
+    OF_THREAD.with_borrow_mut(|used| {
         let scaler = Arc::downgrade(scaler);
-        let is_by_user =
-            |known: &Binding| known.scaler.ptr_eq(&scaler) && known.by == BoundBy::User;
-        // Its use does not take back what the user said.
-        let by = if bindings.last().is_some_and(is_by_user) {
-            BoundBy::User
-        } else {
-            by
-        };
-        bindings.retain(|known| known.scaler.strong_count() > 0 && !known.scaler.ptr_eq(&scaler));
-        bindings.push(Binding { scaler, by });
+        used.retain(|known| known.strong_count() > 0 && !known.ptr_eq(&scaler));
+        used.push(scaler);
     });
 }
 
-/// How many scalers live that are bound to this thread.
+/// How many scalers live that this thread uses.
 pub(super) fn count_of_thread() -> usize {
-    OF_THREAD.with_borrow(|bindings| {
-        let live = bindings.iter();
-        live.filter(|known| known.scaler.strong_count() > 0).count()
-    })
+    OF_THREAD.with_borrow(|used| used.iter().filter(|known| known.strong_count() > 0).count())
 }
 
 /// The scaler of a loss with this lineage that is differentiated on this thread, which `needs` one
 /// (f16) or not.
 ///
 /// A scaler takes the losses of its own model: those that are computed from a parameter that one of
-/// its optimizers has updated. Before the first update of an optimizer its model is not known;
-/// until then the scaler takes what is differentiated on its thread, and if it has none, as on the
-/// threads of a Learner with several devices, on any. So a backward pass of another training is
-/// left alone.
+/// its updates has updated. Before the first step of an update its model is not known; until then
+/// the scaler takes what is differentiated on its thread, and if it has none, as on the threads of a
+/// Learner with several devices, on any. So a backward pass of another training is left alone.
 pub(super) fn lookup(lineage: Lineage, needs: bool) -> Option<Arc<Shared>> {
-    let of_thread: Vec<_> = OF_THREAD.with_borrow(|bindings| {
-        let live = bindings.iter().rev();
-        live.filter_map(|known| Some((known.scaler.upgrade()?, known.by)))
-            .collect()
-    });
+    let of_thread: Vec<_> =
+        OF_THREAD.with_borrow(|used| used.iter().rev().filter_map(Weak::upgrade).collect());
     let awaits_model = |scaler: &Arc<Shared>| scaler.lock().awaits_model();
-    let current = of_thread.first().map(|(scaler, by)| (scaler.clone(), *by));
-    let older = of_thread.iter().skip(1).map(|(scaler, _)| scaler);
+    let current = of_thread.first().cloned();
+    let older = of_thread.iter().skip(1);
     let mut others = older.filter(|other| awaits_model(other));
     let found = match (current, lineage) {
-        (Some((current, BoundBy::User)), _) => Some(current),
-        (Some((current, BoundBy::Use)), _)
-            if awaits_model(&current) && may_be_of(&current, lineage) =>
-        {
+        (Some(current), _) if awaits_model(&current) && may_be_of(&current, lineage) => {
             if others.next().is_some() {
                 warn_several();
             }
@@ -98,7 +65,7 @@ pub(super) fn lookup(lineage: Lineage, needs: bool) -> Option<Arc<Shared>> {
         }
         (current, Lineage::Trained(Owner::Several)) => {
             warn_several();
-            current.map(|(current, _)| current).or_else(newest)
+            current.or_else(newest)
         }
         (_, Lineage::Trained(Owner::Scaler(number))) => {
             let marked = with_number(number);
@@ -108,13 +75,11 @@ pub(super) fn lookup(lineage: Lineage, needs: bool) -> Option<Arc<Shared>> {
         _ => others.next().cloned(),
     };
     if let Some(found) = found {
-        let is_of_thread = of_thread
-            .iter()
-            .any(|(known, _)| Arc::ptr_eq(known, &found));
+        let is_of_thread = of_thread.iter().any(|known| Arc::ptr_eq(known, &found));
         found.found(lineage, is_of_thread);
         return Some(found);
     }
-    if let Some((current, _)) = of_thread.first() {
+    if let Some(current) = of_thread.first() {
         current.lock().models.leave_alone();
     }
     if !needs {
@@ -165,16 +130,16 @@ fn without_thread() -> Option<Arc<Shared>> {
 /// Warns that f16 gradients may underflow.
 fn warn_unscaled() {
     burn_decorator::warn_user!(
-        "backward in f16 without a loss scale: gradients below 6e-8 become 0; make a GradScaler and wrap the \
-         optimizer, `GradScaler::new(GradScalerConfig::default())?.wrap(optimizer)`, or say with \
-         `GradScaler::disabled()` that none is wanted"
+        "backward in f16 without a loss scale: gradients below 6e-8 become 0; train with an update that has one, \
+         `Update::new(optimizer).scale(GradScalerConfig::default())?`, or say with `GradScaler::disabled()` \
+         that none is wanted"
     );
 }
 
 /// Warns that a scaler lives and does not scale this loss.
 fn warn_left_alone() {
     burn_decorator::warn_user!(
-        "backward in f16 of a loss that is not scaled: no parameter took part in it that an optimizer of a live GradScaler \
+        "backward in f16 of a loss that is not scaled: no parameter took part in it that an update with a live GradScaler \
          has updated; where it is a loss of a scaler's own model, write `scaler.backward(loss)` in place of \
          `loss.backward()`; where it is scaled by hand, `GradScaler::unscaled(|| loss.backward())`"
     );
@@ -184,6 +149,6 @@ fn warn_left_alone() {
 fn warn_several() {
     burn_decorator::warn_user!(
         "several loss scalers live on one thread, and a loss may be of any of them: write `scaler.backward(loss)` in place \
-         of `loss.backward()`, or let all optimizers share one scaler"
+         of `loss.backward()`, or let all updates share one scaler"
     );
 }

@@ -1,24 +1,24 @@
-//! One loss scale for several optimizers: it moves once an iteration, as PyTorch's
+//! One loss scale for several updates: it moves once an iteration, as PyTorch's
 //! `scaler.update()`.
 
 use std::sync::{Arc, Weak};
 
 use crate::{GradScalerConfig, LossScale, ScaleUpdate};
 
-/// Which wrapped optimizer takes a step. Clones of an optimizer are the same one.
+/// Which update takes a step. Clones of an update are the same one.
 #[derive(Clone, Debug, Default)]
-pub(super) struct OptimizerId(Arc<()>);
+pub(super) struct UpdateId(Arc<()>);
 
-impl OptimizerId {
+impl UpdateId {
     pub(super) fn downgrade(&self) -> Weak<()> {
         Arc::downgrade(&self.0)
     }
 }
 
-/// A step of a wrapped optimizer.
+/// A step of an update.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
-    pub(super) optimizer: OptimizerId,
+    pub(super) update: UpdateId,
     /// Whether it updates parameters if it is finite: a micro-batch within a window does not, and
     /// counts only if it overflows.
     pub(super) is_update: bool,
@@ -26,14 +26,14 @@ pub(super) struct Step {
 
 /// The loss scale, and the steps of the current iteration.
 ///
-/// An iteration is one step of each optimizer that lives; it ends early where one of them steps
+/// An iteration is one step of each update that lives; it ends early where one of them steps
 /// again, as the discriminator of a GAN that steps more often than the generator. The first
 /// overflow of an iteration lowers the scale at once, further ones do not; an iteration without any
 /// counts once towards growth.
 #[derive(Clone, Debug)]
 pub(super) struct SharedScale {
     pub(super) loss_scale: LossScale,
-    optimizers: Vec<Weak<()>>,
+    updates: Vec<Weak<()>>,
     stepped: Vec<Weak<()>>,
     overflowed: bool,
 }
@@ -42,23 +42,23 @@ impl SharedScale {
     pub(super) fn new(loss_scale: LossScale) -> Self {
         Self {
             loss_scale,
-            optimizers: Vec::new(),
+            updates: Vec::new(),
             stepped: Vec::new(),
             overflowed: false,
         }
     }
 
-    /// The initial scale, for the same optimizers.
+    /// The initial scale, for the same updates.
     pub(super) fn reset(&mut self, config: &GradScalerConfig) -> Self {
         Self {
-            optimizers: core::mem::take(&mut self.optimizers),
+            updates: core::mem::take(&mut self.updates),
             ..Self::new(LossScale::new(config))
         }
     }
 
-    /// Adds an optimizer that shares this scale.
-    pub(super) fn register(&mut self, optimizer: &OptimizerId) {
-        self.optimizers.push(Arc::downgrade(&optimizer.0));
+    /// Adds an update that shares this scale.
+    pub(super) fn register(&mut self, update: &UpdateId) {
+        self.updates.push(update.downgrade());
     }
 
     /// Whether the same steps lead on from both.
@@ -74,7 +74,7 @@ impl SharedScale {
         if !step.is_update && !found_inf {
             return ScaleUpdate::Kept;
         }
-        let own = Arc::downgrade(&step.optimizer.0);
+        let own = step.update.downgrade();
         if self.stepped.iter().any(|other| other.ptr_eq(&own)) {
             self.end_iteration();
         }
@@ -84,8 +84,8 @@ impl SharedScale {
             false => ScaleUpdate::Kept,
         };
         self.overflowed |= found_inf;
-        self.optimizers.retain(|live| live.strong_count() > 0);
-        match self.stepped.len() < self.optimizers.len() {
+        self.updates.retain(|live| live.strong_count() > 0);
+        match self.stepped.len() < self.updates.len() {
             true => update,
             false if found_inf => {
                 self.end_iteration();

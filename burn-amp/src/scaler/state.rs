@@ -1,5 +1,4 @@
-//! What a step's outcome does to the scale, the counters and the errors: the same for both kinds of
-//! detection.
+//! What a step's outcome does to the scale, the counters and the errors.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -11,15 +10,14 @@ use burn::train::Interrupter;
 use burn_decorator::non_finite::{Outcome, Verdict, name_some};
 use burn_decorator::ranks::ForRank;
 use parking_lot::{Mutex, MutexGuard};
-use serde::{Deserialize, Serialize};
 
 use super::{
-    config::{Detection, GradScalerConfig},
-    deferred::{Pending, Possible},
+    config::GradScalerConfig,
     models::Models,
     overflow::{LossProbe, Overflow, OverflowCause},
+    pending::{Pending, Possible},
     registry,
-    shared_scale::{OptimizerId, SharedScale, Step},
+    shared_scale::{SharedScale, Step, UpdateId},
 };
 use crate::cast::{Lineage, Owner};
 use crate::{AmpError, FirstNonFinite, LossScale, LossScaleState, ScaleUpdate};
@@ -53,7 +51,7 @@ impl Shared {
         self.lock().models.found(is_marked, is_on_own_thread);
     }
 
-    /// Its mark on the parameters that its optimizers update.
+    /// Its mark on the parameters that its updates update.
     pub(super) fn owner(&self) -> Owner {
         Owner::Scaler(self.number)
     }
@@ -94,7 +92,6 @@ const MAX_STATES: usize = 1024;
 pub(crate) struct State {
     pub(super) scale: SharedScale,
     config: GradScalerConfig,
-    pub(super) detection: Detection,
     pub(super) interrupter: Option<Interrupter>,
     pub(super) counters: Counters,
     pub(super) models: Models,
@@ -111,20 +108,18 @@ pub(crate) struct State {
     possible: Option<Box<dyn Any + Send>>,
     losses: VecDeque<LossProbe>,
     /// The scale of the last backward pass that a step followed. A step without one of its own,
-    /// such as a second optimizer's, had it too.
+    /// such as a second update's, had it too.
     last_loss_scale: Option<f32>,
 }
 
-/// The part of a [`GradScaler`](crate::GradScaler) that a record keeps. The configuration is not in
-/// it.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ScalerState {
+/// What a record keeps of a [`GradScaler`](crate::GradScaler). The configuration is not in it.
+pub(super) struct ScalerState {
     pub(super) loss_scale: LossScaleState,
     pub(super) counters: Counters,
 }
 
 /// What has been counted so far.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Counters {
     pub(super) steps: u64,
     pub(super) skipped: u64,
@@ -138,7 +133,6 @@ impl State {
         Self {
             scale: SharedScale::new(LossScale::new(config)),
             config: config.clone(),
-            detection: Detection::default(),
             interrupter: None,
             counters: Counters::default(),
             models: Models::default(),
@@ -157,7 +151,6 @@ impl State {
     pub(super) fn for_rank(&self) -> Self {
         Self {
             scale: self.scale.clone(),
-            detection: self.detection,
             interrupter: self.interrupter.clone(),
             counters: self.counters,
             models: self.models.for_rank(),
@@ -170,7 +163,6 @@ impl State {
     /// Back to the beginning, with the same settings.
     pub(super) fn reset(&mut self) {
         *self = Self {
-            detection: self.detection,
             interrupter: self.interrupter.take(),
             models: core::mem::take(&mut self.models),
             scale: self.scale.reset(&self.config),
@@ -182,10 +174,10 @@ impl State {
         self.config.enabled
     }
 
-    /// Adds an optimizer that shares this scale.
-    pub(super) fn register(&mut self, optimizer: &OptimizerId) {
-        self.scale.register(optimizer);
-        self.models.register(optimizer);
+    /// Adds an update that shares this scale.
+    pub(super) fn register(&mut self, update: &UpdateId) {
+        self.scale.register(update);
+        self.models.register(update);
     }
 
     /// Whether a loss on a thread of this scaler that no scaler has marked is taken for one of its
@@ -199,9 +191,9 @@ impl State {
         self.is_enabled() && self.models.awaits_on_any_thread()
     }
 
-    /// An optimizer took a step, which `updated` parameters or not.
-    pub(super) fn stepped(&mut self, optimizer: &OptimizerId, updated: bool) {
-        self.models.stepped(optimizer, updated);
+    /// An update took a step, which `updated` parameters or not.
+    pub(super) fn stepped(&mut self, update: &UpdateId, updated: bool) {
+        self.models.stepped(update, updated);
     }
 
     /// The scale of the next loss, as far as the outcomes of the steps are known.
@@ -327,7 +319,7 @@ impl State {
     }
 
     pub(super) fn load_record(&mut self, saved: Option<ScalerState>) {
-        // The record of another optimizer may have held the scale.
+        // The record of another update may have held the scale.
         if !self.is_enabled() || saved.is_none() && self.is_restored {
             return;
         }
@@ -340,7 +332,7 @@ impl State {
                 self.counters = saved.counters;
             }
             None => log::info!(
-                "the optimizer's record holds no loss scale: it starts from its initial value"
+                "the update's record holds no loss scale: it starts from its initial value"
             ),
         }
     }

@@ -209,7 +209,7 @@ impl CheckpointedUnits {
     }
 
     /// The optimizer, whose updated parameters are in their units again. It goes where the
-    /// optimizer went: inside of a loss scaler, clipping and accumulation, also in an `Update`.
+    /// optimizer went: in an `Update` it is the innermost part, `Update::new(units.wrap(optimizer))`.
     pub fn wrap<O>(&self, optimizer: O) -> UnitsOptimizer<O> {
         UnitsOptimizer {
             inner: optimizer,

@@ -10,13 +10,14 @@ use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::ops::FloatTensor;
 use burn::tensor::{Distribution, Tensor, TensorPrimitive};
-use burn_amp::{Autocast, Detection, GradScaler, GradScalerConfig, Off};
+use burn_amp::{Autocast, GradScaler, GradScalerConfig, Off};
 use burn_checkpoint::{
     MemoryBudget, Remat, RematError, RematStats, Verify, checkpoint, checkpoint_units,
     checkpoint_units_by,
 };
 use burn_decorator::module::{AnyTensor, for_each_float};
 use burn_flex::Flex;
+use burn_update::Update;
 
 use crate::models::{Around, Bare, Mlp, Model, generator, parameters};
 use pairs::Pairs;
@@ -529,15 +530,14 @@ fn units_compute_again_what_scopes_by_hand_do_however_blocks_are_written() {
     }
 }
 
-/// A step that is undone selects the parameters from before it.
 #[test]
-fn parameters_of_a_deferred_loss_scaler_are_in_their_units() {
+fn parameters_of_an_update_that_skips_a_step_are_in_their_units() {
     let _generator = generator();
     let device = Default::default();
     let (mut model, units) = checkpoint_units(Mlp::<Told>::new(&device)).expect("blocks");
     let scaler = GradScaler::new(GradScalerConfig::default()).expect("valid");
-    let scaler = scaler.with_detection(Detection::Deferred);
-    let mut optimizer = scaler.wrap(units.wrap(SgdConfig::new().init()));
+    let update = Update::new(units.wrap(SgdConfig::new().init())).scale(scaler.clone());
+    let mut update = update.expect("no other scale");
     let mut replayed = Vec::new();
     for step in 0..4 {
         let before = RematStats::of_thread().replayed_operations;
@@ -546,7 +546,7 @@ fn parameters_of_a_deferred_loss_scaler_are_in_their_units() {
         let loss = if step == 1 { loss * f32::MAX } else { loss };
         let gradients = GradientsParams::from_grads(loss.backward(), &model);
         replayed.push(RematStats::of_thread().replayed_operations - before);
-        model = optimizer.step(0.01, model, gradients);
+        model = update.step(0.01, model, gradients).expect("it goes on");
     }
     assert_eq!(scaler.skipped_steps(), 1);
     // What blocks hand over is known from the second step on.

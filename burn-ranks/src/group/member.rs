@@ -21,8 +21,15 @@ pub struct Job(pub(super) Box<dyn FnOnce(&mut Collectives) + Send>);
 /// wait for its collectives.
 #[must_use = "a collective's result or error is lost unless it is waited for"]
 pub struct Pending<T, E = RanksError> {
-    result: Arc<Mutex<Option<Result<T, E>>>>,
+    ended: Arc<Mutex<Option<Ended<T, E>>>>,
     queue: Arc<Queue>,
+}
+
+/// A job that has run.
+struct Ended<T, E> {
+    result: Result<T, E>,
+    /// Bytes of buffers that it sent.
+    sent_bytes: u64,
 }
 
 impl<T: Send + 'static, E: From<RanksError> + Send + 'static> Pending<T, E> {
@@ -48,13 +55,20 @@ impl<T: Send + 'static, E: From<RanksError> + Send + 'static> Pending<T, E> {
         group: &(impl ProcessGroup + ?Sized),
         work: impl FnOnce(&mut Collectives) -> Result<T, E> + Send + 'static,
     ) -> Self {
-        let result = Arc::new(Mutex::new(None));
-        let (own, queue) = (result.clone(), group.member().0.0.clone());
+        let ended = Arc::new(Mutex::new(None));
+        let (own, queue) = (ended.clone(), group.member().0.0.clone());
         group.submit(Job(Box::new(move |ranks| {
-            *own.lock() = Some(work(ranks));
+            // Jobs run one after the other, so what is sent meanwhile is this one's.
+            let sent_bytes = |ranks: &Collectives| ranks.queue.traffic.lock().total().data_bytes;
+            let before = sent_bytes(ranks);
+            let result = work(ranks);
+            *own.lock() = Some(Ended {
+                result,
+                sent_bytes: sent_bytes(ranks) - before,
+            });
             ranks.queue.tell(|_| ());
         })));
-        Self { result, queue }
+        Self { ended, queue }
     }
 
     /// Waits for the result. Each collective of the job ends within the group's deadline after each
@@ -65,26 +79,25 @@ impl<T: Send + 'static, E: From<RanksError> + Send + 'static> Pending<T, E> {
     /// Those of the job; [`RanksError::Group`] if the group is lost before it has run.
     pub fn wait(self) -> Result<T, E> {
         let queue = &self.queue;
-        let wait = || {
-            queue.wait(|state| {
-                let result = self.result.lock().take();
-                result.or_else(|| {
-                    let fault = RanksError::Group(state.fault.clone()?);
-                    Some(Err(fault.into()))
+        let start = Instant::now();
+        let ended = queue.wait(|state| {
+            let ended = self.ended.lock().take();
+            ended.or_else(|| {
+                let fault = RanksError::Group(state.fault.clone()?);
+                Some(Ended {
+                    result: Err(fault.into()),
+                    sent_bytes: 0,
                 })
             })
-        };
-        let Some(observer) = queue.observer.lock().clone() else {
-            return wait();
-        };
-        let sent_bytes = || queue.traffic.lock().total().data_bytes;
-        let (start, before) = (Instant::now(), sent_bytes());
-        let result = wait();
-        observer(&Waited {
-            time: start.elapsed(),
-            sent_bytes: sent_bytes() - before,
         });
-        result
+        let observer = queue.observer.lock().clone();
+        if let Some(observer) = observer {
+            observer(&Waited {
+                time: start.elapsed(),
+                sent_bytes: ended.sent_bytes,
+            });
+        }
+        ended.result
     }
 }
 
@@ -93,7 +106,7 @@ impl<T: Send + 'static, E: From<RanksError> + Send + 'static> Pending<T, E> {
 pub struct Waited {
     /// How long the thread waited.
     pub time: Duration,
-    /// Bytes of buffers that its rank sent meanwhile.
+    /// Bytes of buffers that the job it waited for sent.
     pub sent_bytes: u64,
 }
 

@@ -5,7 +5,8 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use burn_ranks::{
-    BufferDtype, GroupOptions, HostBuffer, ProcessGroup, ReduceOp, ThreadGroup, Waited,
+    BufferDtype, GroupOptions, HostBuffer, Pending, ProcessGroup, RanksError, ReduceOp,
+    ThreadGroup, Waited,
 };
 
 fn all_reduce(group: &ThreadGroup) {
@@ -39,6 +40,29 @@ fn a_wait_for_a_slower_rank_has_its_time_and_bytes() {
     }
     let waited = ranks[0][0].time;
     assert!(waited >= LATE / 2, "rank 0 waited {waited:?}");
+}
+
+/// The bytes are those of the job, also if it has ended before it is waited for.
+#[test]
+fn a_wait_for_a_job_that_has_ended_has_its_bytes() {
+    let ranks = ThreadGroup::spawn(2, GroupOptions::default(), |group| {
+        let waits = Arc::new(Mutex::new(Vec::new()));
+        let seen = waits.clone();
+        group.observe_waits(Arc::new(move |wait| {
+            seen.lock().unwrap().push(wait.sent_bytes)
+        }));
+        let sum = Pending::start(&group, |ranks| {
+            let buffer = HostBuffer::zeros(BufferDtype::F32, 1024);
+            ranks.all_reduce("early", ReduceOp::Sum, buffer)
+        });
+        // A later job, which ends after it.
+        group.barrier("it has ended")?;
+        sum.wait()?;
+        let sent = waits.lock().unwrap().clone();
+        Ok::<_, RanksError>(sent[1])
+    });
+    let sent: Result<Vec<_>, _> = ranks.expect("no rank fails").into_iter().collect();
+    assert_eq!(sent, Ok(vec![4 * 1024; 2]));
 }
 
 #[test]

@@ -4,11 +4,9 @@ use core::fmt;
 use core::num::NonZeroU64;
 use std::sync::Arc;
 
-use burn::optim::GradientsParams;
 use burn::tensor::Device;
 use burn::train::{Learner, LearningComponentsTypes, TrainingBackend, TrainingComponents};
 use burn_decorator::gauge::Gauge;
-use burn_decorator::message::{self, Message};
 use burn_ranks::ProcessGroup;
 
 use crate::UpdateError;
@@ -70,11 +68,10 @@ pub trait RankDriver<LC: LearningComponentsTypes> {
         let _ = position;
     }
 
-    /// Applies a window that is not complete, with its true weights.
+    /// Applies a window that is not complete, with its true weights. By default there are no
+    /// windows.
     fn flush(&self, learner: &mut Learner<LC>) {
-        message::send(Message::Flush, || {
-            learner.optimizer_step(GradientsParams::new());
-        });
+        let _ = learner;
     }
 
     /// After the last step before a validation or a record: gives all ranks the same running

@@ -293,10 +293,21 @@ impl<LC: LearningComponentsTypes> UpdateStrategy<LC> {
         Ok(self)
     }
 
+    /// Shows the bytes in use on rank 0's device with the other [`metrics`](Self::metrics), in MiB.
+    /// `read` says them after each step, on the thread that trains: Burn's `Backend` has no such
+    /// question. On CubeCL it is `client.memory_usage()?.bytes_in_use` of
+    /// `CudaRuntime::client(&device)`.
+    #[must_use]
+    pub fn with_bytes_in_use(mut self, read: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
+        self.pace.reads_bytes_in_use(Arc::new(read));
+        self
+    }
+
     /// The metrics that people look at, for the Learner's renderer, its files and TensorBoard: the
-    /// time of a step, items a second, the share of the time that waits for data, updates, and what
-    /// the parts of the update show: gradient norm, loss scale, skipped steps. They are of the last
-    /// step when Burn computes metrics, which it does on another thread.
+    /// time of a step, items a second, the share of the time that waits for data, updates, the
+    /// [memory in use](Self::with_bytes_in_use) if something says it, and what the parts of the
+    /// update show: gradient norm, loss scale, skipped steps. They are of the last step when Burn
+    /// computes metrics, which it does on another thread.
     ///
     /// ```
     /// # use burn::{backend::Autodiff, module::AutodiffModule, optim::AdamWConfig};
@@ -324,7 +335,7 @@ impl<LC: LearningComponentsTypes> UpdateStrategy<LC> {
     /// # }
     /// ```
     pub fn metrics(&self) -> TrainingMetrics {
-        let mut gauges = self.pace.gauges().to_vec();
+        let mut gauges = self.pace.gauges();
         gauges.extend(self.driver.gauges());
         TrainingMetrics { gauges }
     }

@@ -9,11 +9,11 @@ use burn::tensor::Device;
 use burn::tensor::backend::{AutodiffBackend, Device as _};
 use burn::train::{Learner, LearningComponentsTypes, TrainingBackend, TrainingComponents};
 use burn_decorator::gauge::Gauge;
-use burn_decorator::message::short_name;
 use burn_ranks::ProcessGroup;
 
 use super::driver::{Driver, Position, RankDriver, WriteRecord};
 use crate::arrived::Request;
+use crate::short_name::short_name;
 use crate::{LoopRequest, Stateful, Update, UpdateError, UpdateProgress, UpdateStrategy};
 
 impl<M, B> Update<M, B>

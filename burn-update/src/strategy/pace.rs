@@ -7,24 +7,30 @@ use burn::train::{LearningComponentsTypes, MetricRegistration, SupervisedTrainin
 use burn_decorator::gauge::Gauge;
 use parking_lot::Mutex;
 
-/// How fast the last step was, on rank 0. Clones share it.
-#[derive(Clone, Debug, Default)]
+/// Says how many bytes are in use.
+type BytesInUse = dyn Fn() -> u64 + Send + Sync;
+
+/// How fast the last step was, on rank 0, and what it left in memory. Clones share it.
+#[derive(Clone, Default)]
 pub(super) struct Pace {
-    last: Arc<Mutex<Option<StepTime>>>,
+    last: Arc<Mutex<Option<LastStep>>>,
+    bytes_in_use: Option<Arc<BytesInUse>>,
 }
 
-/// The time of one step.
+/// One step.
 #[derive(Clone, Copy, Debug)]
-struct StepTime {
+struct LastStep {
     /// From the end of the step before.
     whole: Duration,
     /// Of it, for the batch.
     waiting: Duration,
     /// Of all ranks.
     items: usize,
+    /// Bytes in use after it, if something says them.
+    bytes_in_use: Option<u64>,
 }
 
-impl StepTime {
+impl LastStep {
     /// Of so many seconds, at least a nanosecond.
     fn seconds(&self) -> f64 {
         self.whole.max(Duration::from_nanos(1)).as_secs_f64()
@@ -32,9 +38,14 @@ impl StepTime {
 }
 
 impl Pace {
-    /// The usual metrics of speed.
-    pub(super) fn gauges(&self) -> [Gauge; 3] {
-        let read = |value: fn(&StepTime) -> f64| {
+    /// Asks `read` after each step, on the thread that trains.
+    pub(super) fn reads_bytes_in_use(&mut self, read: Arc<BytesInUse>) {
+        self.bytes_in_use = Some(read);
+    }
+
+    /// The usual metrics of speed, and of memory if something says the bytes in use.
+    pub(super) fn gauges(&self) -> Vec<Gauge> {
+        let read = |value: fn(&LastStep) -> f64| {
             let last = self.last.clone();
             move || last.lock().as_ref().map_or(f64::NAN, value)
         };
@@ -56,14 +67,25 @@ impl Pace {
             f64::NAN,
             read(|step| 100.0 * step.waiting.as_secs_f64() / step.seconds()),
         );
-        [
-            step_time.unit("ms").format(|value| format!("{value:.1}")),
-            items
-                .unit("items/s")
-                .rising()
-                .format(|value| format!("{value:.1}")),
-            waiting.unit("%").format(|value| format!("{value:.1}")),
-        ]
+        let tenths = |value: f64| format!("{value:.1}");
+        let mut gauges = vec![
+            step_time.unit("ms").format(tenths),
+            items.unit("items/s").rising().format(tenths),
+            waiting.unit("%").format(tenths),
+        ];
+        if self.bytes_in_use.is_some() {
+            let memory = Gauge::new(
+                "Memory in Use",
+                "Of rank 0's device, after a step",
+                f64::NAN,
+                read(|step| {
+                    let bytes = step.bytes_in_use;
+                    bytes.map_or(f64::NAN, |bytes| bytes as f64 / f64::from(1 << 20))
+                }),
+            );
+            gauges.push(memory.unit("MiB").format(tenths));
+        }
+        gauges
     }
 }
 
@@ -98,12 +120,14 @@ impl StepClock {
     /// A step has ended, after which so many items of the epoch are done.
     pub(super) fn step(&mut self, items: usize) {
         let now = Instant::now();
-        let step = StepTime {
-            whole: now - self.last_step,
-            waiting: core::mem::take(&mut self.waiting),
-            items: items.saturating_sub(self.items),
-        };
+        let waiting = core::mem::take(&mut self.waiting);
         if let Some(pace) = &self.pace {
+            let step = LastStep {
+                whole: now - self.last_step,
+                waiting,
+                items: items.saturating_sub(self.items),
+                bytes_in_use: pace.bytes_in_use.as_ref().map(|read| read()),
+            };
             *pace.last.lock() = Some(step);
         }
         (self.last_step, self.items) = (now, items);

@@ -92,7 +92,7 @@ fn watched(loading: Duration) -> Values {
         .unwrap()
         .scale(GradScalerConfig::default())
         .unwrap();
-    let strategy = update.strategy();
+    let strategy = update.strategy().with_bytes_in_use(|| 3 << 20);
     let directory = tempfile::tempdir().unwrap();
     let values = Values::default();
     let logger = Collecting {
@@ -141,6 +141,7 @@ fn they_are_logged_without_a_handle() {
     let norms = logged.of("Gradient Norm");
     assert!((9..=12).contains(&norms.len()), "{norms:?}");
     assert!(norms.iter().all(|norm| *norm > 0.0), "{norms:?}");
+    assert_eq!(logged.of("Memory in Use"), [3.0; 12]);
     assert_eq!(logged.of("Loss Scale"), [65_536.0; 12]);
     assert_eq!(logged.of("Skipped Steps"), [0.0; 12]);
 }

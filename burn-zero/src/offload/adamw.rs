@@ -18,8 +18,8 @@ use burn::optim::adaptor::GradAdaptor;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::tensor::{TensorData, TensorMetadata, backend::AutodiffBackend};
 use burn_backend::Backend;
+use burn_decorator::HostRead;
 use burn_decorator::simulated::values_are_simulated;
-use burn_decorator::{HostRead, message};
 
 use super::host_state::{HostState, OffloadRecord, State};
 use super::parameters::{HostLink, StepParameter};
@@ -60,9 +60,7 @@ use crate::{ShardingError, ZeroError, raise};
 ///
 /// # Clones, and weights changed outside of steps
 ///
-/// Clones share state until one of them steps, which copies it first. A loss scaler that undoes
-/// steps (burn-amp's `Detection::Deferred`) keeps a clone and so costs a copy of the state a step;
-/// `Detection::Sync` does not.
+/// Clones share state until one of them steps, which copies it first.
 ///
 /// Weights that are loaded, clamped or averaged between steps are new leaves of the autodiff graph.
 /// The next step downloads them, and they become the masters, unless the masters round to them. On
@@ -162,9 +160,6 @@ impl OffloadedAdamW {
         module: M,
         gradients: GradAdaptor,
     ) -> Result<M, ZeroError> {
-        if message::received().is_some() {
-            return Ok(module); // no inner optimizer to pass the message to
-        }
         not_negative("learning_rate", lr)?;
         if !values_are_simulated() {
             // What was made when this optimizer was estimated.

@@ -47,7 +47,7 @@ impl Sharding {
     {
         let of_model = self.begin_step::<B, M>(&module, step.lr)?;
         let (reduced, overflowed) = reduce(&of_model, of_model.local_gradients::<B>(gradients))?;
-        if !overflowed.is_empty() && leaves_out(step, &overflowed) {
+        if !overflowed.is_empty() && step.is_scaled {
             step.overflowed = overflowed;
             step.outcome = StepOutcome::Waits;
             return Ok(module);
@@ -287,12 +287,6 @@ impl Sharding {
         });
         Box::new(module)
     }
-}
-
-/// Whether a step is left out because of what has overflowed in its reduction: the update's own
-/// scale counts it, or a loss scaler around the update.
-fn leaves_out<I: Backend>(step: &Step<I>, overflowed: &[String]) -> bool {
-    step.is_scaled || gradient::report_overflow(overflowed.to_vec())
 }
 
 /// This rank's updated shards, all of them in host memory, in the types of the parameters.

@@ -20,7 +20,7 @@ use examples::training::recompute::Checkpoint;
 /// Without options it compares the bare backend, burn-amp switched off, bf16 and f16 for about a
 /// minute on two cores.
 ///
-/// A setting is a stack (bare, balanced, off, bf16, f16, f16-sync, f16-deferred), what becomes of
+/// A setting is a stack (bare, balanced, off, bf16, f16), what becomes of
 /// activations in the stack off (block, keep-compute, offload, budget=MIB, budget=40%), or both:
 /// bf16+block.
 #[derive(Parser, Clone, Debug, PartialEq)]
@@ -343,22 +343,23 @@ mod tests {
 
     #[test]
     fn options_go_before_the_preset_and_the_last_word_counts() {
-        let options =
-            parse("--preset gpt2 --layers 2 --settings bf16 --settings bare,f16-sync,block,bf16+budget=40%")
-                .unwrap();
+        let options = parse(
+            "--preset gpt2 --layers 2 --settings bf16 --settings bare,f16,block,bf16+budget=40%",
+        )
+        .unwrap();
         let expected = Workload {
             layers: 2,
             ..Preset::Gpt2.workload()
         };
         assert_eq!(options.workload(), expected);
         let settings: Vec<_> = options.settings.iter().map(Setting::to_string).collect();
-        assert_eq!(settings, ["bare", "f16-sync", "block", "bf16+budget=40%"]);
+        assert_eq!(settings, ["bare", "f16", "block", "bf16+budget=40%"]);
     }
 
     #[test]
     fn another_process_is_told_the_same() {
         let options = parse(
-            "--settings bare,f16-sync+block --preset gpt2 --width 96 --steps 7 --seed 3 --max-seconds 60 --backend vulkan \
+            "--settings bare,f16+block --preset gpt2 --width 96 --steps 7 --seed 3 --max-seconds 60 --backend vulkan \
              --memory --output all.json --plot all.svg",
         )
         .unwrap();
@@ -377,7 +378,7 @@ mod tests {
     fn wrong_values_are_refused_with_the_reason() {
         for (arguments, reason) in [
             ("--steps 0", "0 is not in 1.."),
-            ("--settings fp8", "f16-sync, f16-deferred, what becomes"),
+            ("--settings fp8", "bf16, f16, what becomes"),
             (
                 "--settings units --layers 1",
                 "two blocks or more: --layers is 1",

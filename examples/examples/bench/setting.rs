@@ -3,7 +3,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use burn_amp::Detection;
 use clap::ValueEnum;
 
 use examples::training::precision::Amp;
@@ -35,10 +34,6 @@ pub enum Stack {
     Bf16,
     /// As off, in IEEE half precision where it is safe, with dynamic loss scaling
     F16,
-    /// f16 that reads its overflow flag in the step
-    F16Sync,
-    /// f16 that reads its overflow flag one step late
-    F16Deferred,
 }
 
 impl Stack {
@@ -50,8 +45,6 @@ impl Stack {
             Self::Off => "off",
             Self::Bf16 => "bf16",
             Self::F16 => "f16",
-            Self::F16Sync => "f16-sync",
-            Self::F16Deferred => "f16-deferred",
         }
     }
 
@@ -61,16 +54,7 @@ impl Stack {
             Self::Bare | Self::Balanced => None,
             Self::Off => Some(Amp::Off),
             Self::Bf16 => Some(Amp::Bf16),
-            Self::F16 | Self::F16Sync | Self::F16Deferred => Some(Amp::F16),
-        }
-    }
-
-    /// How the optimizer learns of an overflow.
-    pub fn detection(self) -> Detection {
-        match self {
-            Self::F16Sync => Detection::Sync,
-            Self::F16Deferred => Detection::Deferred,
-            _ => Detection::default(),
+            Self::F16 => Some(Amp::F16),
         }
     }
 }
@@ -151,7 +135,7 @@ mod tests {
             "units",
             "budget=40%",
             "bf16+block",
-            "f16-sync+budget=300",
+            "f16+budget=300",
         ] {
             let setting: Setting = text.parse().unwrap();
             assert_eq!(setting.to_string(), text);
@@ -162,7 +146,7 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_refused_with_the_reason() {
         for (text, reason) in [
-            ("fp8", "f16-sync, f16-deferred, what becomes"),
+            ("fp8", "bf16, f16, what becomes"),
             ("fp8+block", "no stack is called fp8"),
             ("bf16+blocks", "keep-compute"),
             ("bare+block", "bare has nothing that could do block"),

@@ -34,9 +34,9 @@ fn bench(more: &str) -> BenchReport {
 #[test]
 fn every_setting_takes_the_same_steps_from_the_same_start() {
     let _turn = turn();
-    let report = bench("--settings bare,off,bf16,f16-sync,f16-deferred");
+    let report = bench("--settings bare,off,bf16,f16");
     let measured: Vec<_> = report.measured().map(|(_, figures)| figures).collect();
-    assert_eq!(measured.len(), 5, "{report}");
+    assert_eq!(measured.len(), 4, "{report}");
     assert_eq!(report.reference.as_deref(), Some("bare"));
     for figures in &measured {
         assert_eq!(figures.step_milliseconds.len(), 4, "{report}");
@@ -46,7 +46,6 @@ fn every_setting_takes_the_same_steps_from_the_same_start() {
     // `off` has `FusedBackward`: other operations for layer norm and attention, so other roundings.
     let [bare, off] = [measured[0], measured[1]];
     assert!((off.loss - bare.loss).abs() < 1e-5, "{report}");
-    assert_eq!(measured[3].loss, measured[4].loss, "deferred is sync");
     assert_eq!(measured[0].ratio.unwrap().median, 1.0);
 }
 

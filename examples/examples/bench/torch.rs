@@ -23,7 +23,7 @@ pub fn name(setting: Setting) -> Option<String> {
     let precision = match setting.stack {
         Stack::Bare | Stack::Off => "f32",
         Stack::Bf16 => "bf16",
-        Stack::F16 | Stack::F16Sync | Stack::F16Deferred => "f16",
+        Stack::F16 => "f16",
         Stack::Balanced => return None,
     };
     match setting.checkpoint {
@@ -173,7 +173,7 @@ mod tests {
             ("off", Some("f32")),
             ("block", Some("f32+block")),
             ("bf16+keep-compute", Some("bf16+keep-compute")),
-            ("f16-sync", Some("f16")),
+            ("f16", Some("f16")),
             ("balanced", None),
             ("bf16+budget=40%", None),
         ] {

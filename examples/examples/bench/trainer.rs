@@ -12,6 +12,7 @@ use burn::train::Interrupter;
 use burn_amp::{AmpConfig, AmpError, GradScaler};
 use burn_checkpoint::{CheckpointedUnits, InstalledBudget, MemoryBudget, RematStats};
 use burn_decorator::gradient;
+use burn_update::Update;
 
 use super::apart::Apart;
 use super::memory::{Watched, watch};
@@ -137,16 +138,15 @@ pub fn contender_here<B: Backend>(
     policy.check::<Training<B>>(&task.device)?;
     policy.install()?;
     let interrupter = Interrupter::new();
-    let scaler = GradScaler::new(&scaler)?
-        .with_detection(setting.stack.detection())
-        .with_interrupter(interrupter.clone());
-    let optimizer = scaler.wrap(adam_w());
+    let scaler = GradScaler::new(&scaler)?.with_interrupter(interrupter.clone());
+    let update = Update::new(adam_w()).scale(scaler.clone());
+    let update = update.expect("an update of one scale");
     let mixed = Mixed {
         policy,
         scaler,
         interrupter,
     };
-    let trainer = Trainer::<Training<B>, _>::new(setting, task, optimizer, Some(mixed));
+    let trainer = Trainer::<Training<B>, _>::new(setting, task, update, Some(mixed));
     Ok(Box::new(trainer))
 }
 
@@ -233,7 +233,11 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Trainer<B, O> {
     ) -> Result<(f64, T), AmpError> {
         let model = self.model.take().expect("the last step gave it back");
         let loss = model.loss(self.batch.clone());
-        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+        let gradients = match &self.mixed {
+            Some(mixed) => mixed.scaler.backward(loss.clone()),
+            None => loss.backward(),
+        };
+        let gradients = GradientsParams::from_grads(gradients, &model);
         let loss = loss.inner();
         let seen = look(&model, &gradients);
         self.model = Some(self.update(model, gradients));
@@ -246,7 +250,6 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Trainer<B, O> {
         }
 
         match &self.mixed {
-            // Asking the scaler itself would wait for a deferred flag.
             Some(mixed) if mixed.interrupter.should_stop() => Err(mixed
                 .scaler
                 .error()
@@ -287,7 +290,6 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Contender for Trainer<B, O> {
                 .policy
                 .install()
                 .expect("it was installed before, without an error");
-            mixed.scaler.bind_thread();
         }
     }
 

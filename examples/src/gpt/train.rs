@@ -30,7 +30,7 @@ use super::report::Report;
 use super::resume::open;
 use super::sample::sample;
 use super::text::Text;
-use crate::pools::peak_bytes;
+use crate::pools::{bytes_in_use, peak_bytes};
 use crate::training::error::TrainingError;
 use crate::training::ranks::{Rank, device_of, run_ranks};
 use crate::training::recompute::Checkpoint;
@@ -148,6 +148,7 @@ impl<B: AutodiffBackend> Run<'_, B> {
             .strategy()
             .process(rank.clone())
             .with_devices(vec![device.clone()])
+            .with_bytes_in_use(bytes_in_use(options.memory.backend))
             // It goes on with the epoch of a record, on any number of ranks.
             .with_train_loader(train.clone());
         let schedule = update.per_update(job.schedule(options)?);

@@ -117,10 +117,9 @@ type Full = Autocast<Sharded<FusedBackward<Autodiff<Remat<Cuda>>>>>; // everythi
 
 fn burn_amp() -> Done {
 type B = Autocast<Autodiff<Cuda>>;          // was: Autodiff<Cuda>; trains in bf16
-type Half = Autocast<Autodiff<Cuda>, F16>;  // for devices without bf16, with a loss scaler:
+type Half = Autocast<Autodiff<Cuda>, F16>;  // for devices without bf16, with a loss scale:
 
-let scaler = GradScaler::new(GradScalerConfig::default())?;
-let optimizer = scaler.wrap(AdamWConfig::new().init());
+let optimizer = Update::new(AdamWConfig::new().init()).scale(GradScalerConfig::default())?;
 
     optimizes::<B>(&optimizer);
     Ok(())

@@ -10,7 +10,7 @@ use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_accum::{AccumConfig, ClipByNorm, Counted};
-use burn_amp::{Autocast, CastCache, Detection, GradScaler};
+use burn_amp::{Autocast, CastCache, GradScaler};
 use burn_checkpoint::{Remat, checkpoint};
 use burn_flex::Flex;
 use burn_update::Update;
@@ -64,12 +64,11 @@ pub fn sgd<B: AutodiffBackend>() -> impl Optimizer<Model<B>, B> {
 }
 
 /// What `launches` counts in the last of so many `updates` of so many micro-batches each, once with
-/// `optimizer` and once with SGD alone. `settle` comes between the two.
+/// `optimizer` and once with SGD alone.
 pub fn with_and_without<B: AutodiffBackend, O: Optimizer<Model<B>, B>>(
     mut optimizer: O,
     (updates, micro_batches, tokens): (u64, u64, bool),
     mut launches: impl FnMut(&Model<B>) -> u64,
-    settle: impl FnOnce(&O),
 ) -> (u64, u64) {
     let mut run = |step: &mut dyn FnMut(Model<B>, GradientsParams, bool) -> Model<B>| {
         let mut model = model();
@@ -84,7 +83,6 @@ pub fn with_and_without<B: AutodiffBackend, O: Optimizer<Model<B>, B>>(
         last
     };
     let with = run(&mut |model, gradients, _| optimizer.step(0.1, model, gradients));
-    settle(&optimizer);
     drop(optimizer); // and the scaler, so that losses are not scaled
     let mut plain = sgd();
     let without = run(&mut |model, gradients, is_update| match is_update {
@@ -95,34 +93,16 @@ pub fn with_and_without<B: AutodiffBackend, O: Optimizer<Model<B>, B>>(
 }
 
 /// The host's reads for an update of `micro_batches`, and the launches of the second one without
-/// those of forward, backward and SGD. `settle` waits for reads that have been started.
-fn of_update<O: Optimizer<Model<B>, B>>(
-    optimizer: O,
-    micro_batches: u64,
-    tokens: bool,
-    settle: fn(&O),
-) -> (u64, u64) {
+/// those of forward, backward and SGD.
+fn of_update(update: Update<Model<B>, B>, micro_batches: u64, tokens: bool) -> (u64, u64) {
     take_counts();
     let before = reads_so_far();
-    let mut reads = 0;
-    let (with, without) = with_and_without(
-        optimizer,
-        (2, micro_batches, tokens),
-        |_| take_counts().launches,
-        |optimizer| {
-            settle(optimizer);
-            reads = reads_so_far() - before;
-        },
-    );
-    assert_eq!(reads_so_far() - before, reads);
+    let (with, without) = with_and_without(update, (2, micro_batches, tokens), |_| {
+        take_counts().launches
+    });
+    let reads = reads_so_far() - before;
     assert_eq!(reads % 2, 0);
     (reads / 2, with - without)
-}
-
-fn no_read_is_late<O>(_: &O) {}
-
-pub fn scaler(detection: Detection) -> GradScaler {
-    GradScaler::default().with_detection(detection)
 }
 
 pub fn plain<B: AutodiffBackend>() -> Update<Model<B>, B> {
@@ -133,6 +113,10 @@ pub fn clipped<B: AutodiffBackend>() -> Update<Model<B>, B> {
     plain().clip_norm(1.0).unwrap()
 }
 
+pub fn scaled<B: AutodiffBackend>() -> Update<Model<B>, B> {
+    plain().scale(GradScaler::default()).unwrap()
+}
+
 /// Clipping, windows and a scale.
 pub fn all_parts<B: AutodiffBackend>(config: AccumConfig) -> Update<Model<B>, B> {
     let windows = clipped().accumulate(config).unwrap();
@@ -140,21 +124,9 @@ pub fn all_parts<B: AutodiffBackend>(config: AccumConfig) -> Update<Model<B>, B>
 }
 
 #[test]
-fn a_scaler_launches_two_kernels_a_parameter_and_reads_once() {
+fn a_scale_launches_two_kernels_a_parameter_and_reads_once() {
     // The loss and its gradient; for each parameter: unscaling, the sum.
-    let optimizer = scaler(Detection::Sync).wrap(sgd());
-    let found = of_update(optimizer, 1, false, no_read_is_late);
-    assert_eq!(found, (1, 2 + 2 * P));
-}
-
-#[test]
-fn deferred_detection_reads_once_and_late() {
-    // The loss and its gradient; for each parameter: unscaling and undoing; the next scale.
-    let optimizer = scaler(Detection::Deferred).wrap(sgd());
-    let found = of_update(optimizer, 1, false, |optimizer| {
-        optimizer.scaler().steps();
-    });
-    assert_eq!(found, (1, 2 + 2 * P + VERDICT + 3));
+    assert_eq!(of_update(scaled(), 1, false), (1, 2 + 2 * P));
 }
 
 #[test]
@@ -168,7 +140,7 @@ fn a_window_reads_once() {
         // division.
         let launches = W * (VERDICT + 2 * P) - P + 2 * P;
         let windows = plain().accumulate(config).unwrap();
-        let found = of_update(windows, W, tokens, no_read_is_late);
+        let found = of_update(windows, W, tokens);
         assert_eq!(found, (1, launches));
     }
 }
@@ -176,7 +148,7 @@ fn a_window_reads_once() {
 #[test]
 fn clipping_reads_nothing() {
     // For each parameter: square, sum, root, product; the norm and the factor.
-    let found = of_update(clipped(), 1, false, no_read_is_late);
+    let found = of_update(clipped(), 1, false);
     assert_eq!(found, (0, 4 * P + 8));
 }
 
@@ -191,50 +163,59 @@ fn all_together_read_once_an_update() {
         // scale, unless the host knows it.
         let window = W * (VERDICT + 2 * P) + P;
         let launches = window + 4 * P + 8 + W * (2 + P) + 3 + (W - 2) * 5;
-        let found = of_update(all_parts(config), W, tokens, no_read_is_late);
+        let found = of_update(all_parts(config), W, tokens);
         assert_eq!(found, (1, launches));
     }
 }
 
-/// A step returns before its flag can be read, also on a backend whose reads wait at their first
-/// poll: only the next step needs it.
+/// A micro-batch within a window returns before its flag can be read, also on a backend whose reads
+/// wait at their first poll: only the end of the window needs it.
 #[test]
-fn deferred_detection_does_not_wait_for_the_read_it_starts() {
-    let mut optimizer = scaler(Detection::Deferred).wrap(sgd());
+fn a_window_waits_for_no_read_before_its_end() {
+    let scaler = GradScaler::default();
+    let windows = plain().accumulate(AccumConfig::mean(W as usize)).unwrap();
+    let mut update = windows.scale(scaler.clone()).unwrap();
     let mut model = model::<B>();
-    for step in 0..4 {
-        answer_reads(Answers::First(step));
+    answer_reads(Answers::Never);
+    for micro_batch in 1..=W {
+        if micro_batch == W {
+            answer_reads(Answers::AtOnce);
+        }
         let gradients = gradients(&model, false);
-        model = optimizer.step(0.1, model, gradients);
+        model = update.step(0.1, model, gradients).unwrap();
     }
-    answer_reads(Answers::AtOnce);
-    assert_eq!(optimizer.scaler().steps(), 4);
+    assert_eq!((scaler.steps(), update.updates()), (W, 1));
 }
 
 /// When reads are answered makes no difference.
 #[test]
 fn late_answers_change_nothing() {
     let late = Duration::from_millis(20);
-    let run = |detection, answers| {
+    let run = |window: Option<usize>, answers| {
         answer_reads(answers);
-        let mut optimizer = scaler(detection).wrap(sgd());
+        let scaler = GradScaler::default();
+        let update = match window {
+            Some(window) => plain().accumulate(AccumConfig::mean(window)).unwrap(),
+            None => plain(),
+        };
+        let mut update = update.scale(scaler.clone()).unwrap();
         let mut model = model::<B>();
-        for step in 0..5 {
+        for step in 0..6 {
             let factor = if step % 2 == 1 { f32::INFINITY } else { 1.0 };
             let gradients = loss(&model).mul_scalar(factor).backward();
             let gradients = GradientsParams::from_grads(gradients, &model);
-            model = optimizer.step(0.1, model, gradients);
+            model = update.step(0.1, model, gradients).unwrap();
         }
-        let scaler = optimizer.scaler();
         let weights = model.iter().map(|layer| values(layer.weight.val()));
         let weights: Vec<_> = weights.collect();
         (weights, scaler.scale(), scaler.skipped_steps())
     };
-    let expected = run(Detection::Sync, Answers::AtOnce);
-    assert_eq!(expected.2, 2);
-    for answers in [Answers::Later(late), Answers::LaterAndBlock(late)] {
-        assert_eq!(run(Detection::Sync, answers), expected);
-        assert_eq!(run(Detection::Deferred, answers), expected);
+    for window in [None, Some(1), Some(3)] {
+        let expected = run(window, Answers::AtOnce);
+        assert_eq!(expected.2, 3);
+        for answers in [Answers::Later(late), Answers::LaterAndBlock(late)] {
+            assert_eq!(run(window, answers), expected, "windows of {window:?}");
+        }
     }
 }
 

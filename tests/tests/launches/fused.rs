@@ -7,11 +7,11 @@ use burn::backend::Autodiff;
 use burn::optim::Optimizer;
 use burn::tensor::{Distribution, Tensor};
 use burn_accum::AccumConfig;
-use burn_amp::{Autocast, Detection, F16};
+use burn_amp::{Autocast, F16};
 use log::{LevelFilter, Log, Metadata, Record};
 use tests::compare::values;
 
-use super::counts::{P, W, all_parts, plain, scaler, sgd, with_and_without};
+use super::counts::{P, W, all_parts, plain, scaled, with_and_without};
 
 type B = Autocast<Autodiff<tests::VulkanFusion>, F16>;
 
@@ -83,12 +83,5 @@ fn an_update_after_fusion_on_vulkan() {
     // The comparison is with a backward pass that is not scaled: a scaler scales the losses of its
     // own optimizers' models only, so the scaling of a window's losses takes part.
     assert_eq!(of_update(all_parts(window()), W), 324);
-    for (detection, expected) in [
-        (Detection::Sync, 2 * P + 4),
-        // The scale is on the device: unscaling takes two kernels for each parameter.
-        (Detection::Deferred, 5 * P + 3),
-    ] {
-        let alone = of_update(scaler(detection).wrap(sgd()), 1);
-        assert_eq!(alone, expected, "{detection:?}");
-    }
+    assert_eq!(of_update(scaled(), 1), 2 * P + 4);
 }

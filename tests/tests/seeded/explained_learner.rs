@@ -13,6 +13,7 @@ use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep};
 use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig, Watch, explain_overflow};
 use burn_flex::Flex;
+use burn_update::Update;
 use log::{LevelFilter, Log, Metadata, Record};
 
 use super::learner::{Output, loader};
@@ -80,9 +81,10 @@ fn the_first_overflow_is_explained_once() {
             ..LinearConfig::new(1, 1).with_bias(false).init::<B>(&device)
         },
     };
+    let update = Update::new(SgdConfig::new().init()).scale(scaler.clone());
     let learner = Learner::new(
         model,
-        scaler.wrap(SgdConfig::new().init()),
+        update.expect("no other scale"),
         ConstantLr::new(0.01),
     );
     let directory = std::env::temp_dir().join(format!("burn-explained-{}", std::process::id()));

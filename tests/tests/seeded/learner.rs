@@ -20,6 +20,7 @@ use burn_amp::{
     AmpError, Autocast, F16, GradScaler, GradScalerConfig, LossScaleMetric, SkippedStepsMetric,
 };
 use burn_flex::Flex;
+use burn_update::Update;
 
 type B = Autocast<Autodiff<Flex>, F16>;
 
@@ -107,8 +108,8 @@ fn train(scaler: &GradScaler, items: &[f32], interrupter: Interrupter) -> std::p
     let model = Model {
         linear: LinearConfig::new(1, 1).init::<B>(&device),
     };
-    let optimizer = scaler.wrap(SgdConfig::new().init());
-    let learner = Learner::new(model, optimizer, ConstantLr::new(0.1));
+    let update = Update::new(SgdConfig::new().init()).scale(scaler.clone());
+    let learner = Learner::new(model, update.expect("no other scale"), ConstantLr::new(0.1));
     SupervisedTraining::new(&directory, loader(items), loader(&[1.0]))
         .metric_train_numeric(LossMetric::<Flex>::new())
         .metric_train_numeric(LossScaleMetric::new(scaler))

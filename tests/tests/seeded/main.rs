@@ -5,7 +5,6 @@
 
 mod cast_cache;
 mod combinations;
-mod detection;
 mod explained_learner;
 mod learner;
 mod off;
@@ -15,6 +14,7 @@ mod recompute_learner;
 mod stage_3;
 mod threads;
 mod training;
+mod windows_of_one;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -10,7 +10,7 @@ use burn::optim::AdamWConfig;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_accum::{AccumConfig, ClipByNorm};
-use burn_amp::{Autocast, Bf16, Detection, F16, GradScaler, GradScalerConfig};
+use burn_amp::{Autocast, Bf16, F16, GradScaler, GradScalerConfig};
 use burn_checkpoint::{MemoryBudget, Remat};
 use burn_flex::Flex;
 use burn_update::{Update, UpdateError};
@@ -35,7 +35,6 @@ struct Case {
     budget: Option<MemoryBudget>,
     window: usize,
     scaler: GradScalerConfig,
-    detection: Detection,
     frozen: bool,
     shards: Memory,
 }
@@ -47,7 +46,6 @@ impl Default for Case {
             budget: None,
             window: 1,
             scaler: GradScalerConfig::disabled(),
-            detection: Detection::Sync,
             frozen: false,
             shards: Memory::Host,
         }
@@ -99,7 +97,6 @@ fn train<B: AutodiffBackend>(stage: Stage, case: &Case) -> Vec<Trained> {
             ..ZeroSettings::stage(stage)
         };
         let scaler = GradScaler::new(&case.scaler).expect("valid");
-        let scaler = scaler.with_detection(case.detection);
         let mut update = Update::new(AdamWConfig::new().init())
             .clip_norm(0.5)?
             .reduce(settings, Arc::new(group))?
@@ -150,10 +147,6 @@ fn cases() -> impl Iterator<Item = Case> {
         shards: match number {
             0..3 => Memory::Host,
             _ => Memory::Device,
-        },
-        detection: match number % 2 {
-            0 => Detection::Sync,
-            _ => Detection::Deferred,
         },
         ..Case::default()
     })

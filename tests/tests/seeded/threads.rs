@@ -6,10 +6,11 @@ use std::thread;
 use burn::backend::Autodiff;
 use burn::module::AutodiffModule;
 use burn::nn::{Linear, LinearConfig, loss::MseLoss, loss::Reduction};
-use burn::optim::{AdamConfig, GradientsParams, Optimizer};
+use burn::optim::{AdamConfig, GradientsParams};
 use burn::tensor::{DType, Distribution, Tensor};
 use burn_amp::{Autocast, Bf16, F16, GradScaler, GradScalerConfig, Off, Policy, autocast};
 use burn_flex::Flex;
+use burn_update::Update;
 use tests::compare::values;
 
 type B = Autocast<Autodiff<Flex>>;
@@ -28,7 +29,8 @@ fn run<P: Policy>(
         ..Default::default()
     };
     let scaler = GradScaler::new(&config).expect("valid");
-    let mut optimizer = scaler.wrap(AdamConfig::new().init());
+    let update = Update::new(AdamConfig::new().init()).scale(scaler.clone());
+    let mut update = update.expect("no other scale");
     let mut model = Some(model);
     (0..12)
         .map(|step| {
@@ -42,7 +44,7 @@ fn run<P: Policy>(
                 let factor = if step == overflow { 1e38 } else { 1.0 };
                 let grads = loss.mul_scalar(factor).backward();
                 let grads = GradientsParams::from_grads(grads, &now);
-                model = Some(optimizer.step(1e-2, now, grads));
+                model = Some(update.step(1e-2, now, grads).expect("it goes on"));
                 (value, scaler.scale())
             })
         })
@@ -65,12 +67,13 @@ fn gradient_elsewhere<P: Policy>() -> f32 {
 fn a_run_without_a_scaler_does_not_meet_that_of_another() {
     let _turn = super::turn();
     let scaler = GradScaler::new(GradScalerConfig::default()).expect("valid");
-    let optimizer = scaler.wrap(AdamConfig::new().init::<B, Linear<B>>());
+    let adam = AdamConfig::new().init::<B, Linear<B>>();
+    let update = Update::new(adam).scale(scaler.clone());
     assert_eq!(gradient_elsewhere::<Off>(), 1e35);
     assert_eq!(gradient_elsewhere::<Bf16>(), 1e35);
     // A worker of an f16 run finds the only scaler of the process.
     assert_eq!(gradient_elsewhere::<F16>(), f32::INFINITY);
-    drop((scaler, optimizer));
+    drop((scaler, update));
     assert_eq!(gradient_elsewhere::<F16>(), 1e35);
 }
 

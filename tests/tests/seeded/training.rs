@@ -2,16 +2,17 @@
 
 use burn::backend::Autodiff;
 use burn::module::AutodiffModule;
-use burn::optim::{AdamConfig, GradientsParams, Optimizer};
+use burn::optim::{AdamConfig, GradientsParams};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_amp::{Autocast, Bf16, F16, GradScaler, GradScalerConfig, Policy};
+use burn_update::Update;
 use tests::compare::{gradients, values};
 use tests::models::{Classifier, Cnn, Decoder, Mlp, Transformer};
 
 const STEPS: usize = 40;
 
 /// The loss of every step.
-fn losses<B: AutodiffBackend, M: Classifier<B> + AutodiffModule<B>>(
+fn losses<B: AutodiffBackend, M: Classifier<B> + AutodiffModule<B> + 'static>(
     scaler: &GradScaler,
 ) -> Vec<f32> {
     let device = B::Device::default();
@@ -19,7 +20,8 @@ fn losses<B: AutodiffBackend, M: Classifier<B> + AutodiffModule<B>>(
     let mut model = M::init(&device);
     // Parameters are drawn when they are first used, so all of them before the first batch.
     values(model.loss(2, &device));
-    let mut optimizer = scaler.wrap(AdamConfig::new().init());
+    let update = Update::new(AdamConfig::new().init()).scale(scaler.clone());
+    let mut update = update.expect("no other scale");
     (0..STEPS)
         .map(|step| {
             // Four batches, repeated, so that there is something to learn.
@@ -33,7 +35,7 @@ fn losses<B: AutodiffBackend, M: Classifier<B> + AutodiffModule<B>>(
                     .all(|(_, grad)| grad.iter().all(|x| x.is_finite()))
             );
             let grads = GradientsParams::from_grads(grads, &model);
-            model = optimizer.step(5e-3, model.clone(), grads);
+            model = update.step(5e-3, model.clone(), grads).expect("it goes on");
             value
         })
         .collect()
@@ -43,8 +45,8 @@ fn losses<B: AutodiffBackend, M: Classifier<B> + AutodiffModule<B>>(
 /// process.
 fn follows<I: Backend, P: Policy, M, N>(scaler: fn() -> GradScaler)
 where
-    M: Classifier<Autodiff<I>> + AutodiffModule<Autodiff<I>>,
-    N: Classifier<Autocast<Autodiff<I>, P>> + AutodiffModule<Autocast<Autodiff<I>, P>>,
+    M: Classifier<Autodiff<I>> + AutodiffModule<Autodiff<I>> + 'static,
+    N: Classifier<Autocast<Autodiff<I>, P>> + AutodiffModule<Autocast<Autodiff<I>, P>> + 'static,
 {
     let low = P::mode().low().expect("a low type");
     if !I::supports_dtype(&I::Device::default(), low.into()) {

@@ -1,17 +1,9 @@
-//! Flags that are read late. Until then the device decides: it selects the next scale, and undoes
-//! the step of an overflow by a select over the parameters.
+//! Steps whose outcome only the device knows: the micro-batches of a window, whose flags the host
+//! reads together at its end. Until then the device selects the scale of the next loss.
 
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use burn::{
-    module::{AutodiffModule, ParamId},
-    tensor::{
-        Bool, DType, Device, Int, Tensor, TensorData, TensorMetadata, TensorPrimitive,
-        backend::{AutodiffBackend, Backend},
-    },
-};
-use burn_decorator::module::{for_each_float, map_floats};
+use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData, backend::Backend};
 use burn_decorator::non_finite::{Outcome, on};
 
 use super::{
@@ -126,51 +118,4 @@ impl<I: Backend> Possible<I> {
     pub(super) fn active(&self, device: &Device<I>) -> [Factor<Tensor<I, 1>>; 2] {
         [&self.scale, &self.inv].map(|factor| Factor::Device(on(factor.clone(), device)))
     }
-}
-
-/// The parameters of `module` that are among `ids`.
-pub(super) fn remember<I, B, M>(
-    module: &M,
-    ids: &HashSet<ParamId>,
-) -> HashMap<ParamId, I::FloatTensorPrimitive>
-where
-    I: Backend,
-    B: AutodiffBackend<InnerBackend = I>,
-    M: AutodiffModule<B>,
-{
-    let mut older = HashMap::new();
-    for_each_float::<B, M>(module, |_, id, tensor| {
-        // Optimizers update the first occurrence of a shared parameter.
-        if ids.contains(&id) {
-            older.entry(id).or_insert_with(|| B::inner(tensor));
-        }
-    });
-    older
-}
-
-/// `module` if the flag is not set, its `older` parameters if it is.
-pub(super) fn undo<I, B, M>(
-    module: M,
-    mut older: HashMap<ParamId, I::FloatTensorPrimitive>,
-    found_inf: &Tensor<I, 1, Bool>,
-) -> M
-where
-    I: Backend,
-    B: AutodiffBackend<InnerBackend = I>,
-    M: AutodiffModule<B>,
-{
-    map_floats::<B, M>(module, |_, id, tensor| {
-        let Some(older) = older.remove(&id) else {
-            return tensor;
-        };
-        let is_require_grad = B::float_is_require_grad(&tensor);
-        let tensor = B::inner(tensor);
-        let device = I::float_device(&tensor);
-        let older = Tensor::<I, 1>::from_primitive(TensorPrimitive::Float(older));
-        let older = on(older, &device).into_primitive().tensor();
-        let found_inf = on(found_inf.clone(), &device).into_primitive();
-        let found_inf = I::bool_reshape(found_inf, vec![1; tensor.rank()].into());
-        let tensor = B::from_inner(I::float_mask_where(tensor, found_inf, older));
-        B::float_set_require_grad(tensor, is_require_grad)
-    })
 }
