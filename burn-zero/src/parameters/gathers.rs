@@ -4,7 +4,7 @@
 //! All ranks use units in the same order, because they run the same program: each gather is a
 //! collective whose label has the unit and the step, so that ranks that differ stop with an error
 //! that has both labels. A rank holds two gathered units at most, in host memory: the one that was
-//! used last, and the next one by the order of the first step, which is gathered while this one
+//! used last, and the next one by the order of the step before, which is gathered while this one
 //! computes. A parameter that steps cast before they use it, as autocast does, is gathered in the
 //! type of the cast: each rank casts its shard of it after the update, a shard that does not change
 //! once.
@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 
 use super::shard::Elements;
 use super::units::{Gathered, Unit, Units};
+use super::uses::Uses;
 use super::version::Version;
 use crate::reduce::{GradientReducer, Layout};
 use crate::{ZeroError, raise};
@@ -37,6 +38,7 @@ pub(super) struct Gathers {
     low_types: Vec<Option<DType>>,
     /// By parameter: this rank's elements in that type, once there is a leaf of it.
     low: Vec<OnceLock<Elements>>,
+    uses: Mutex<Uses>,
     held: Mutex<Held>,
 }
 
@@ -50,7 +52,7 @@ struct Held {
 }
 
 impl Gathers {
-    /// Of a step that begins.
+    /// Of a model that no step has used.
     pub(super) fn new(
         layout: Arc<Layout>,
         units: Arc<Units>,
@@ -58,25 +60,68 @@ impl Gathers {
         versions: Arc<[Arc<Version>]>,
         at: String,
     ) -> Self {
-        units.begin();
         Self {
             low: versions.iter().map(|_| OnceLock::new()).collect(),
-            low_types: units.low_types(&layout),
+            low_types: vec![None; versions.len()],
             layout,
             units,
             reducer,
             versions,
             at,
+            uses: Mutex::default(),
             held: Mutex::default(),
+        }
+    }
+
+    /// Those of the versions that a step has made. All ranks call it.
+    ///
+    /// # Errors
+    ///
+    /// Those of the group.
+    pub(super) fn after_step(
+        &self,
+        versions: Arc<[Arc<Version>]>,
+        at: String,
+    ) -> Result<Self, ZeroError> {
+        let mut uses = self.take_uses();
+        uses.end_step(self.units.count_step());
+        uses.agree_on_types(versions.len(), self.reducer.group())?;
+        Ok(self.with(versions, at, uses))
+    }
+
+    /// Those of versions that no step has made.
+    pub(super) fn of_others(&self, versions: Arc<[Arc<Version>]>, at: String) -> Self {
+        let mut uses = self.take_uses();
+        uses.begin_again();
+        self.with(versions, at, uses)
+    }
+
+    /// How the model was used so far. Who uses these versions from now on is another model.
+    fn take_uses(&self) -> Uses {
+        std::mem::take(&mut *self.uses.lock())
+    }
+
+    fn with(&self, versions: Arc<[Arc<Version>]>, at: String, uses: Uses) -> Self {
+        let known = self.layout.parameters().iter().enumerate();
+        let low = known.map(|(parameter, known)| {
+            let low = uses.low_type(parameter);
+            low.filter(|_| known.dtype == DType::F32)
+        });
+        Self {
+            low_types: low.collect(),
+            uses: Mutex::new(uses),
+            ..Self::new(
+                self.layout.clone(),
+                self.units.clone(),
+                self.reducer.clone(),
+                versions,
+                at,
+            )
         }
     }
 
     pub(super) fn units(&self) -> &Arc<Units> {
         &self.units
-    }
-
-    pub(super) fn reducer(&self) -> &Arc<GradientReducer> {
-        &self.reducer
     }
 
     /// A new leaf of a parameter, gathered whenever an operation uses it; `None` if the model has
@@ -119,7 +164,7 @@ impl Gathers {
     /// Notes that a parameter is cast to this type, and returns whether it is gathered in that
     /// type.
     fn has_type(&self, parameter: usize, dtype: DType) -> bool {
-        self.units.is_cast(parameter, dtype);
+        self.uses.lock().is_cast(parameter, dtype);
         self.low_types[parameter] == Some(dtype)
     }
 
@@ -129,7 +174,7 @@ impl Gathers {
         let unit = self.units.of(parameter);
         let low = self.low_types[parameter];
         if low.is_some_and(|low| low != dtype) {
-            self.units.is_used_whole(parameter);
+            self.uses.lock().is_used_whole(parameter);
         }
         let mut held = self.held.lock();
         let is_new = held.last.as_ref().is_none_or(|(last, _)| *last != unit);
@@ -146,7 +191,8 @@ impl Gathers {
             held.last = Some((unit, raise(arriving.wait())));
         }
         if is_new {
-            held.next = self.units.next(unit).map(|next| {
+            let next = self.uses.lock().next(unit, self.units.steps());
+            held.next = next.map(|next| {
                 let [this, ahead] = [unit, next].map(|unit| &self.units.all[unit]);
                 // Another label than that of a gather for a use, so that ranks which have used
                 // different units are refused.

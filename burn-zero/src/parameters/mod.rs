@@ -6,6 +6,7 @@ mod parts;
 mod shard;
 mod store;
 mod units;
+mod uses;
 mod version;
 
 use std::collections::HashMap;

@@ -55,12 +55,7 @@ impl ParameterStore {
         for parameter in updated {
             versions[parameter] = Arc::new(Version::in_leaf(Maker::HostOptimizer));
         }
-        Arc::new(Self {
-            entries: Arc::new(entries),
-            versions: versions.into(),
-            leaves: Mutex::default(),
-            gathers: None,
-        })
+        Self::with(Arc::new(entries), versions.into(), None)
     }
 
     /// Of a model whose parameters are sharded over the ranks of `reducer`, as `known` has it so
@@ -77,43 +72,53 @@ impl ParameterStore {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let versions = versions_of::<B, M>(known, &entries, Some(units.memory()), module).into();
-        Self::sharded(Arc::new(entries), Arc::new(units), reducer, versions, at)
+        let memory = Some(units.memory());
+        let versions: Arc<[_]> = versions_of::<B, M>(known, &entries, memory, module).into();
+        let (layout, units) = (entries.layout().clone(), Arc::new(units));
+        let gathers = Gathers::new(layout, units, reducer, versions.clone(), at);
+        Self::with(Arc::new(entries), versions, Some(gathers))
     }
 
-    fn sharded(
+    fn with(
         entries: Arc<Entries>,
-        units: Arc<Units>,
-        reducer: Arc<GradientReducer>,
         versions: Arc<[Arc<Version>]>,
-        at: String,
+        gathers: Option<Gathers>,
     ) -> Arc<Self> {
-        let layout = entries.layout().clone();
-        let gathers = Gathers::new(layout, units, reducer, versions.clone(), at);
         Arc::new(Self {
             entries,
             versions,
             leaves: Mutex::default(),
-            gathers: Some(Arc::new(gathers)),
+            gathers: gathers.map(Arc::new),
         })
     }
 
-    /// The store after this one, with other versions of the same parameters. `at` names the step in
-    /// labels.
-    pub(crate) fn followed_by(&self, versions: Vec<Arc<Version>>, at: String) -> Arc<Self> {
-        let (entries, versions) = (self.entries.clone(), versions.into());
-        match &self.gathers {
-            Some(gathers) => {
-                let (units, reducer) = (gathers.units().clone(), gathers.reducer().clone());
-                Self::sharded(entries, units, reducer, versions, at)
-            }
-            None => Arc::new(Self {
-                entries,
-                versions,
-                leaves: Mutex::default(),
-                gathers: None,
-            }),
-        }
+    /// The store after a step, which has made some of these versions. All ranks call it. `at` names
+    /// the step in labels.
+    ///
+    /// # Errors
+    ///
+    /// Those of the group.
+    pub(crate) fn after_step(
+        &self,
+        versions: Vec<Arc<Version>>,
+        at: String,
+    ) -> Result<Arc<Self>, ZeroError> {
+        let versions: Arc<[_]> = versions.into();
+        let gathers = self.gathers.as_ref();
+        let gathers = gathers.map(|gathers| gathers.after_step(versions.clone(), at));
+        Ok(Self::with(
+            self.entries.clone(),
+            versions,
+            gathers.transpose()?,
+        ))
+    }
+
+    /// The store with versions that no step has made.
+    fn of_others(&self, versions: Vec<Arc<Version>>, at: String) -> Arc<Self> {
+        let versions: Arc<[_]> = versions.into();
+        let gathers = self.gathers.as_ref();
+        let gathers = gathers.map(|gathers| gathers.of_others(versions.clone(), at));
+        Self::with(self.entries.clone(), versions, gathers)
     }
 
     pub(crate) fn entries(&self) -> &Entries {
@@ -180,7 +185,7 @@ impl ParameterStore {
         let versions = self.versions_of::<B, M>(module);
         let mut pairs = versions.iter().zip(&*self.versions);
         let is_same = pairs.all(|(now, before)| Arc::ptr_eq(now, before));
-        (!is_same).then(|| self.followed_by(versions, "changes since the last step".to_owned()))
+        (!is_same).then(|| self.of_others(versions, "changes since the last step".to_owned()))
     }
 
     /// The store of a module into which a record was loaded: of sharded parameters this rank's
@@ -196,7 +201,7 @@ impl ParameterStore {
         M: AutodiffModule<B>,
     {
         if self.gathers.is_none() {
-            return self.followed_by(self.versions_of::<B, M>(module), at);
+            return self.of_others(self.versions_of::<B, M>(module), at);
         }
         let versions = (0..self.versions.len()).map(|parameter| {
             let own = shards.remove(&parameter);
@@ -205,7 +210,7 @@ impl ParameterStore {
                 None => Version::gone(),
             })
         });
-        self.followed_by(versions.collect(), at)
+        self.of_others(versions.collect(), at)
     }
 
     /// The module with leaves of these versions: where parameters are sharded, new ones, which are

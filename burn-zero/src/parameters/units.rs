@@ -1,15 +1,15 @@
-//! Units: parameters that are gathered together, and the order in which they are used.
+//! Units: parameters that are gathered together.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use burn::tensor::{DType, TensorData};
+use burn::tensor::TensorData;
 use burn_checkpoint::{UploadOrder, UploadPlace};
-use burn_decorator::{HostRead, UseOrder, shared};
+use burn_decorator::{HostRead, shared};
 use burn_ranks::shard::Bucket;
 use burn_ranks::{BufferDtype, Collectives, HostBuffer, Split};
-use parking_lot::Mutex;
 
 use crate::host::{exchanged, not_read, widened};
 use crate::reduce::Layout;
@@ -109,7 +109,8 @@ pub(crate) struct Units {
     of: Vec<usize>,
     /// The places of the parameters in the order of uploads.
     places: Vec<UploadPlace>,
-    order: Mutex<Order>,
+    /// Steps of the trained model.
+    steps: AtomicUsize,
 }
 
 impl Units {
@@ -140,7 +141,7 @@ impl Units {
             places: places.collect(),
             memory,
             of,
-            order: Mutex::default(),
+            steps: AtomicUsize::new(0),
         }
     }
 
@@ -159,99 +160,13 @@ impl Units {
         &self.places[parameter]
     }
 
-    /// Begins a step.
-    pub(super) fn begin(&self) {
-        self.order.lock().begin();
+    /// Counts a step of the trained model, and returns its number.
+    pub(super) fn count_step(&self) -> usize {
+        self.steps.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// By parameter: the type in which it is gathered from this step on where a cast uses it, if
-    /// that is not its own.
-    pub(super) fn low_types(&self, layout: &Layout) -> Vec<Option<DType>> {
-        let order = self.order.lock();
-        let known = layout.parameters().iter().enumerate();
-        let low = known.map(|(parameter, known)| {
-            let low = order.types.get(&parameter).copied();
-            low.filter(|_| known.dtype == DType::F32)
-        });
-        low.collect()
-    }
-
-    /// Notes that a parameter is cast to a type, if it can be sent in that.
-    pub(super) fn is_cast(&self, parameter: usize, dtype: DType) {
-        if exchanged(dtype).is_none() {
-            return;
-        }
-        let mut order = self.order.lock();
-        if order.steps == 0 {
-            order.types.entry(parameter).or_insert(dtype);
-        }
-    }
-
-    /// Notes that a parameter is used in its own type, without a cast. Uses after the second step
-    /// are exceptions, such as reads.
-    pub(super) fn is_used_whole(&self, parameter: usize) {
-        let mut order = self.order.lock();
-        if order.steps == 1 {
-            order.types.remove(&parameter);
-        }
-    }
-
-    /// The unit that is expected after this one, which is used now.
-    pub(super) fn next(&self, unit: usize) -> Option<usize> {
-        self.order.lock().next(unit)
-    }
-}
-
-/// The order in which the first step used units. The unit that is expected next depends on uses
-/// alone, which are the same on all ranks: each use is a collective, or reads a unit that a
-/// collective has gathered.
-#[derive(Default)]
-struct Order {
-    /// Of the first step.
-    units: Vec<usize>,
-    /// From the second step on.
-    expected: UseOrder<usize>,
-    /// By parameter: the type that the first step has cast it to, unless the second step has used
-    /// it in its own too.
-    types: HashMap<usize, DType>,
-    /// Number of steps that have ended.
-    steps: usize,
-}
-
-/// More than those of a step.
-const MOST_USES: usize = 1 << 16;
-
-impl Order {
-    fn begin(&mut self) {
-        if self.steps == 0 && !self.units.is_empty() {
-            self.expected.expect(std::mem::take(&mut self.units));
-            self.steps = 1;
-        } else if self.steps > 0 {
-            self.expected.begin();
-            self.steps += 1;
-        }
-    }
-
-    fn next(&mut self, unit: usize) -> Option<usize> {
-        if self.steps > 0 {
-            return self.expected.next(unit);
-        }
-        // A program without steps uses units without end.
-        if self.units.len() < MOST_USES {
-            self.units.push(unit);
-        }
-        None
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_used_without_a_step_is_not_remembered_without_end() {
-        let mut order = Order::default();
-        (0..3 * MOST_USES).for_each(|use_| assert_eq!(order.next(use_ % 2), None));
-        assert_eq!(order.units.len(), MOST_USES);
+    /// Number of the last step.
+    pub(super) fn steps(&self) -> usize {
+        self.steps.load(Ordering::Relaxed)
     }
 }

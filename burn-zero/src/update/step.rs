@@ -223,11 +223,10 @@ impl Sharding {
                 failed.map_or(Ok(module), Err)?
             }
         };
+        let at = format!("after {}", step.at);
         let prepared = Prepared {
             reducer: step.reducer.clone(),
-            store: step
-                .store
-                .followed_by(versions, format!("after {}", step.at)),
+            store: step.store.after_step(versions, at)?,
         };
         let (module, _) = self.hold::<B, M>(prepared, module);
         end_uploads::<B::InnerBackend>(&step.device);
