@@ -5,13 +5,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::module::{AutodiffModule, Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{
-    BasicOps, Bool, Float, Int, Shape, Tensor, TensorData, TensorPrimitive,
+    BasicOps, Bool, Float, Int, Shape, Tensor, TensorData, TensorMetadata, TensorPrimitive,
     backend::{AutodiffBackend, Backend},
 };
 use burn_decorator::follow_path;
 use burn_decorator::module::{AnyTensor, map_tensors};
 
-use crate::parameters::in_place_of;
+use crate::parameters::{LeafPlace, NewValue};
 
 /// New data for the tensor at a path, if any; the second argument reads the old data.
 pub(crate) type Replace<'a> = dyn FnMut(&str, &dyn Fn() -> TensorData) -> Option<TensorData> + 'a;
@@ -53,11 +53,10 @@ fn replaced<B: AutodiffBackend>(old: AnyTensor<B>, data: TensorData) -> AnyTenso
         let old = Tensor::<B, 1, K>::from_primitive(old);
         K::from_data(data, &old.device(), old.dtype())
     }
-    let requires_grad = old.requires_grad();
     match old {
         AnyTensor::Float(TensorPrimitive::Float(old)) => {
-            let new = in_place_of::<B>(&old, data);
-            let new = B::float_set_require_grad(new, requires_grad);
+            let data = NewValue::Host(data.convert_dtype(old.dtype()));
+            let new = LeafPlace::<B>::of(&old).leaf(data);
             AnyTensor::Float(TensorPrimitive::Float(new))
         }
         AnyTensor::Float(old) => AnyTensor::Float(made::<B, Float>(old, data)),

@@ -19,12 +19,11 @@ use burn::tensor::{
 };
 use burn_backend::Backend;
 use burn_backend::tensor::{Device, FloatTensor};
-use burn_checkpoint::ParameterUnit;
 use burn_decorator::carried::{carry, is_carried, with};
 use burn_decorator::module::for_each_float;
 use burn_ranks::SingleRank;
 
-use crate::parameters::{Entries, LeafMemory, NewValue, ParameterStore};
+use crate::parameters::{Entries, LeafPlace, NewValue, ParameterStore};
 use crate::reduce::{GradientReducer, Layout};
 use crate::update::{Parameters, hook};
 use crate::{Memory, ShardingError, ZeroError, ZeroSettings};
@@ -250,15 +249,13 @@ where
         let (id, old, mapper) = param.consume();
         let requires_grad = old.is_require_grad();
         let old = old.into_primitive().tensor();
-        let (memory, unit) = (LeafMemory::of::<B>(&old), ParameterUnit::of::<B>(&old));
+        let place = LeafPlace::<B>::of(&old);
         drop(old);
         let data = (self.update)(id);
         if is_carried::<ShardStep>() {
             return leave_on_host(id, data, &device, requires_grad);
         }
-        let new = NewValue::Host(data).into_tensor::<B>(&memory, &device);
-        let new = unit.put::<B>(new);
-        let new = B::float_set_require_grad(new, requires_grad);
+        let new = place.leaf(NewValue::Host(data));
         self.made.insert(id, new.clone());
         Param::from_mapped_value(id, tensor(new), mapper)
     }

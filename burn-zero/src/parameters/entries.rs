@@ -7,9 +7,9 @@ use burn::module::{AutodiffModule, ParamId};
 use burn::tensor::TensorMetadata;
 use burn::tensor::backend::AutodiffBackend;
 use burn_backend::tensor::FloatTensor;
-use burn_checkpoint::ParameterUnit;
 use burn_decorator::module::{for_each_float, map_floats};
 
+use super::LeafPlace;
 use crate::reduce::Layout;
 use crate::update::Parameters;
 
@@ -98,10 +98,7 @@ impl Entries {
             let Some(leaf) = each(parameter, &old) else {
                 return old;
             };
-            let mut leaf = ParameterUnit::of::<B>(&old).put::<B>(leaf);
-            if B::float_is_require_grad(&old) {
-                leaf = B::float_set_require_grad(leaf, true);
-            }
+            let leaf = LeafPlace::<B>::of(&old).put(leaf);
             made.insert(parameter, leaf.clone());
             leaf
         })

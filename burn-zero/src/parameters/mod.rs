@@ -2,6 +2,7 @@
 
 mod entries;
 mod gathers;
+mod leaf;
 mod parts;
 mod shard;
 mod store;
@@ -13,28 +14,24 @@ use std::collections::HashMap;
 
 use burn::module::{AutodiffModule, ModuleMapper, Param, ParamId};
 use burn::tensor::{
-    BasicOps, DType, Float, Shape, Tensor, TensorData, TensorMetadata, TensorPrimitive,
+    Tensor, TensorPrimitive,
     backend::{AutodiffBackend, Backend},
 };
 use burn_backend::tensor::{Device, FloatTensor};
-use burn_checkpoint::{
-    Delivery, ParameterUnit, RematError, UploadOrder, UploadPlace, delivered_in_order,
-    is_delivered, upload_place,
-};
-use burn_decorator::{shared, upload};
+use burn_checkpoint::{RematError, UploadOrder, UploadPlace};
+use burn_decorator::follow_path;
 
 use crate::ShardingError;
 use crate::backend::trained_leaf;
+use crate::host::read;
+use crate::update::Statistics;
 pub(crate) use entries::Entries;
+pub(crate) use leaf::{LeafMemory, LeafPlace, NewValue, is_on_host};
 pub(crate) use parts::Parts;
 pub(crate) use shard::Shard;
 pub(crate) use store::ParameterStore;
 pub(crate) use units::Units;
 pub(crate) use version::{Maker, Version};
-
-use crate::host::read;
-use crate::update::Statistics;
-use burn_decorator::follow_path;
 
 /// The module with its parameters, trained and frozen, in host memory (DeepSpeed's
 /// `offload_param`). The device holds a parameter only while an operation uses it, in forward and
@@ -194,14 +191,13 @@ where
         let Some(mut leaf) = made else {
             return Param::from_mapped_value(id, float(old), mapper);
         };
-        let unit = ParameterUnit::of::<B>(&old);
-        leaf = unit.put::<B>(leaf);
+        let before = LeafPlace::<B>::of(&old);
+        leaf = before.put(leaf);
         if trained {
-            leaf = B::float_set_require_grad(leaf, true);
             self.made.insert(id, leaf.clone());
         }
         let loading = mapper.clone();
-        let place = place_of::<B>(&leaf);
+        let (unit, place) = (before.into_unit(), leaf::upload_place_of::<B>(&leaf));
         Param::from_mapped_value(id, float(leaf), mapper).load_mapper(move |loaded| {
             match loading.on_load(loaded).into_primitive() {
                 TensorPrimitive::Float(loaded) => float(
@@ -229,120 +225,6 @@ fn moved<B: AutodiffBackend>(
     let device = device.cloned().unwrap_or_else(|| B::float_device(&tensor));
     let trained = B::float_is_require_grad(&tensor);
     let data = read::<B>(tensor);
-    let tensor = on_host::<B>(data, &device, place)?;
+    let tensor = leaf::on_host::<B>(data, &device, place)?;
     Ok(B::float_set_require_grad(tensor, trained))
-}
-
-/// A version of a parameter in host memory: never written, as each update makes a new one, so that
-/// uploads share it.
-struct OnHost(TensorData);
-
-impl Delivery for OnHost {
-    fn data(&self, _dtype: DType) -> TensorData {
-        self.0.clone()
-    }
-
-    fn at_hand(&self, dtype: DType) -> Option<TensorData> {
-        Some(self.data(dtype))
-    }
-}
-
-/// A tensor whose elements are in host memory, and are uploaded whenever it is used: the new
-/// version of the one at this place.
-fn on_host<B: Backend>(
-    data: TensorData,
-    device: &Device<B>,
-    place: &UploadPlace,
-) -> Result<FloatTensor<B>, RematError> {
-    let (shape, dtype) = (data.shape.clone(), data.dtype);
-    delivered_in_order::<B>(place, shape, dtype, device, OnHost(shared(data)))
-}
-
-/// The place of a parameter in the order of uploads, for its next version; of its own order if it
-/// has none.
-fn place_of<B: Backend>(parameter: &FloatTensor<B>) -> UploadPlace {
-    upload_place::<B>(parameter).unwrap_or_else(|| UploadOrder::new().place())
-}
-
-/// Whether a parameter is in host memory.
-pub(crate) fn is_on_host<B: Backend>(parameter: &FloatTensor<B>) -> bool {
-    is_delivered::<B>(parameter)
-}
-
-/// Where the elements of a leaf are between its uses.
-pub(crate) enum LeafMemory {
-    /// On the device.
-    Device,
-    /// In host memory, with its place in the order of uploads.
-    Host(UploadPlace),
-}
-
-impl LeafMemory {
-    /// That of a parameter.
-    pub(crate) fn of<B: Backend>(parameter: &FloatTensor<B>) -> Self {
-        if is_on_host::<B>(parameter) {
-            Self::Host(place_of::<B>(parameter))
-        } else {
-            Self::Device
-        }
-    }
-
-    /// Host memory, for a tensor that is before and after no other one.
-    pub(crate) fn alone_on_host() -> Self {
-        Self::Host(UploadOrder::new().place())
-    }
-}
-
-/// The new value of a parameter.
-pub(crate) enum NewValue<I: Backend> {
-    /// In host memory.
-    Host(TensorData),
-    /// On the device.
-    Device(FloatTensor<I>),
-}
-
-impl<I: Backend> NewValue<I> {
-    /// In another shape.
-    pub(crate) fn reshaped(self, shape: Shape) -> Self {
-        match self {
-            Self::Host(mut data) => {
-                data.shape = shape;
-                Self::Host(data)
-            }
-            Self::Device(value) => Self::Device(I::float_reshape(value, shape)),
-        }
-    }
-
-    /// The leaf of the parameter, in this memory.
-    pub(crate) fn into_tensor<B>(self, memory: &LeafMemory, device: &Device<B>) -> FloatTensor<B>
-    where
-        B: AutodiffBackend<InnerBackend = I, Device = I::Device>,
-    {
-        match (self, memory) {
-            (Self::Device(value), LeafMemory::Device) => B::from_inner(value),
-            (Self::Host(data), LeafMemory::Device) => B::from_inner(upload::<I>(data, device)),
-            (value, LeafMemory::Host(place)) => {
-                let data = match value {
-                    Self::Device(value) => read::<I>(value),
-                    Self::Host(data) => data,
-                };
-                on_host::<B>(data, device, place)
-                    .expect("`prepare` refuses a backend without `Remat`")
-            }
-        }
-    }
-}
-
-/// A tensor of `data` in the memory, the type and the unit of `old`.
-pub(crate) fn in_place_of<B: AutodiffBackend>(
-    old: &FloatTensor<B>,
-    data: TensorData,
-) -> FloatTensor<B> {
-    let (device, dtype) = (B::float_device(old), old.dtype());
-    let new = match LeafMemory::of::<B>(old) {
-        LeafMemory::Host(place) => on_host::<B>(data.convert_dtype(dtype), &device, &place)
-            .expect("the backend of a tensor in host memory has a `Remat`"),
-        LeafMemory::Device => <Float as BasicOps<B>>::from_data(data, &device, dtype).tensor(),
-    };
-    ParameterUnit::of::<B>(old).put::<B>(new)
 }

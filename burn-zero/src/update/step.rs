@@ -11,7 +11,7 @@ use burn::optim::{GradientsParams, LearningRate};
 use burn::tensor::{Shape, Tensor, TensorPrimitive};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend, FloatDType, Slice, TensorData, TensorMetadata};
-use burn_checkpoint::{ParameterUnit, unrecorded};
+use burn_checkpoint::unrecorded;
 use burn_decorator::{HostRead, end_uploads, gradient};
 use burn_ranks::ProcessGroup;
 use burn_update::{Step, StepOutcome, UpdateError};
@@ -23,7 +23,7 @@ use super::shard_update::ShardUpdate;
 use super::sharding::{Prepared, Sharding};
 use crate::host::{floats, not_read, read_floats};
 use crate::offload::step_on_shards;
-use crate::parameters::{LeafMemory, Maker, NewValue, ParameterStore, Shard, Version};
+use crate::parameters::{LeafMemory, LeafPlace, Maker, NewValue, ParameterStore, Shard, Version};
 use crate::reduce::{GradientReducer, Layout, StepTag};
 use crate::{Memory, ShardingError, ZeroError};
 
@@ -276,13 +276,9 @@ impl Sharding {
             let Some(value) = take(index) else {
                 return old;
             };
-            let memory = match LeafMemory::of::<B>(&old) {
-                LeafMemory::Device if to_host => LeafMemory::alone_on_host(),
-                memory => memory,
-            };
-            let leaf = value.into_tensor::<B>(&memory, &B::float_device(&old));
-            let leaf = ParameterUnit::of::<B>(&old).put::<B>(leaf);
-            B::float_set_require_grad(leaf, true)
+            let place = LeafPlace::<B>::of(&old);
+            let place = if to_host { place.on_host() } else { place };
+            place.leaf(value)
         });
         Box::new(module)
     }
