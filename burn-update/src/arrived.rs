@@ -28,15 +28,20 @@ pub(crate) enum Request {
     Flush,
     /// What the loop has left in the update's progress for its reduction over ranks.
     Ranks,
+    /// To leave the model with the averages of its weights in the update's progress.
+    Average,
 }
 
 impl Request {
+    const ALL: [Self; 4] = [Self::Answer, Self::Flush, Self::Ranks, Self::Average];
+
     /// Fixed, as [`items_id`] is.
     fn id(self) -> ParamId {
         let name = match self {
             Self::Answer => b"burnansw",
             Self::Flush => b"burnflus",
             Self::Ranks => b"burnrank",
+            Self::Average => b"burnaver",
         };
         ParamId::from(u64::from_be_bytes(*name))
     }
@@ -99,9 +104,7 @@ impl Arrived {
             let mut devices = self.devices.iter_mut();
             devices.any(|gradients| gradients.remove::<I, 1>(request.id()).is_some())
         };
-        [Request::Answer, Request::Flush, Request::Ranks]
-            .into_iter()
-            .find(&mut is_there)
+        Request::ALL.into_iter().find(&mut is_there)
     }
 
     /// Whether the gradients came from one device.

@@ -1,17 +1,18 @@
 //! An average of the weights.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use burn::config::Config;
 use burn::module::{AutodiffModule, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::ops::FloatTensor;
 use burn::tensor::{Device, Shape, Tensor, TensorMetadata, TensorPrimitive, read_sync};
 use burn_decorator::module::{for_each_float, map_floats};
 use burn_decorator::non_finite::{on, widen};
 use burn_decorator::types::FloatTensorOps;
 
-use crate::{Part, PartState, Stateful, Step, UpdateError};
+use crate::{LastParts, Parameter, Part, PartState, Stateful, Step, UpdateError, UpdateRecord};
 
 /// The exponential moving average of the weights, for [`Update::average`](crate::Update::average).
 ///
@@ -21,7 +22,13 @@ use crate::{Part, PartState, Stateful, Step, UpdateError};
 /// ```
 ///
 /// It starts at the weights before the first update. Steps that are skipped, and micro-batches that
-/// wait in a window, do not move it. It costs one f32 copy of the trained weights.
+/// wait in a window, do not move it. It costs one f32 copy of the trained weights; in an update over
+/// ranks that shards the optimizer's state, of this rank's shard of them.
+///
+/// The training loop of a Learner ([`Update::strategy`](crate::Update::strategy)) validates with it
+/// from the first update on: metrics, early stopping and the choice of records are of the averages.
+/// The model that it returns has the trained weights. The averages are in the record of the update:
+/// load it into an update with the part, and call `averaged`.
 ///
 /// ```
 /// use burn::{backend::Autodiff, nn::{Linear, LinearConfig}, optim::SgdConfig, tensor::Tensor};
@@ -57,6 +64,11 @@ pub(crate) struct Average<I: Backend> {
     updates: u64,
     /// By path, f32. A tied parameter has that of its first path.
     weights: BTreeMap<String, I::FloatTensorPrimitive>,
+    /// In a reduction over ranks, where the weights are this rank's shards: the path of the
+    /// parameter of each, by the shard's id.
+    shards: Option<HashMap<ParamId, String>>,
+    /// On rank 0, while a Learner has a record written: the averages of all ranks.
+    whole: Option<PartState>,
 }
 
 impl<I: Backend> Average<I> {
@@ -75,6 +87,8 @@ impl<I: Backend> Average<I> {
             config,
             updates: 0,
             weights: BTreeMap::new(),
+            shards: None,
+            whole: None,
         })
     }
 
@@ -98,12 +112,15 @@ impl<I: Backend> Average<I> {
         B: AutodiffBackend<InnerBackend = I>,
         M: AutodiffModule<B>,
     {
-        if self.weights.is_empty() {
-            return Err(UpdateError::NoAverage { has_part: true });
-        }
+        self.check_begun()?;
         let mut averages = HashMap::new();
-        for trained in trained::<B, M>(model) {
-            averages.insert(trained.id, self.of(&trained)?);
+        let mut replaced = self.trained::<B, M>(model);
+        if replaced.is_empty() {
+            // A trained model that came back from `valid`, or from a Learner.
+            replaced = parameters::<B, M>(model, |path, _| self.weights.contains_key(path));
+        }
+        for parameter in replaced {
+            averages.insert(parameter.id, self.of(&parameter)?);
         }
         // `valid` makes running statistics of its own, so the model's stay as they are.
         Ok(map_floats::<I, _>(model.valid(), |_, id, tensor| {
@@ -113,6 +130,38 @@ impl<I: Backend> Average<I> {
             let moved = on(flat::<I>(average.clone()), &I::float_device(&tensor));
             shaped::<I>(moved.cast(tensor.dtype()), tensor.shape())
         }))
+    }
+
+    /// # Errors
+    ///
+    /// [`UpdateError::NoAverage`] before the first update.
+    fn check_begun(&self) -> Result<(), UpdateError> {
+        match self.updates {
+            0 => Err(UpdateError::NoAverage { has_part: true }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The trained parameters of a module, each once, in module order.
+    fn trained<B, M>(&self, module: &M) -> Vec<Trained<I>>
+    where
+        B: AutodiffBackend<InnerBackend = I>,
+        M: AutodiffModule<B>,
+    {
+        match &self.shards {
+            None => parameters::<B, M>(module, |_, tensor| B::float_is_require_grad(tensor)),
+            Some(shards) => {
+                let mut found = parameters::<B, M>(module, |_, _| true);
+                found.retain_mut(|shard| match shards.get(&shard.id) {
+                    Some(path) => {
+                        shard.path.clone_from(path);
+                        true
+                    }
+                    None => false,
+                });
+                found
+            }
+        }
     }
 
     /// The average of a parameter.
@@ -131,15 +180,22 @@ impl<I: Backend> Average<I> {
     }
 }
 
+/// The part's name.
+pub(crate) const AVERAGE: &str = "average";
+
 /// Where the averages stand in the state.
 const WEIGHT: &str = "weight ";
 
 impl<B: AutodiffBackend> Stateful<B> for Average<B::InnerBackend> {
     fn name(&self) -> String {
-        "average".to_owned()
+        AVERAGE.to_owned()
     }
 
+    /// That of all ranks while a Learner has a record written.
     fn save(&self) -> Option<PartState> {
+        if self.whole.is_some() {
+            return self.whole.clone();
+        }
         let mut state = PartState::default();
         state.put_integer("updates", self.updates);
         for (path, average) in &self.weights {
@@ -171,7 +227,7 @@ impl<M: AutodiffModule<B>, B: AutodiffBackend> Part<M, B> for Average<B::InnerBa
         gradients: GradientsParams,
     ) -> Result<GradientsParams, UpdateError> {
         if self.weights.is_empty() {
-            for trained in trained::<B, M>(model) {
+            for trained in self.trained::<B, M>(model) {
                 let value = widened::<B::InnerBackend>(trained.value);
                 self.weights.insert(trained.path, value);
             }
@@ -181,7 +237,7 @@ impl<M: AutodiffModule<B>, B: AutodiffBackend> Part<M, B> for Average<B::InnerBa
 
     fn updated(&mut self, _: &Step<B::InnerBackend>, model: &M) -> Result<(), UpdateError> {
         let share = 1.0 - self.decay();
-        for trained in trained::<B, M>(model) {
+        for trained in self.trained::<B, M>(model) {
             let before = flat::<B::InnerBackend>(self.of(&trained)?);
             let shape = trained.value.shape();
             let value = flat::<B::InnerBackend>(widened::<B::InnerBackend>(trained.value));
@@ -195,6 +251,79 @@ impl<M: AutodiffModule<B>, B: AutodiffBackend> Part<M, B> for Average<B::InnerBa
     }
 }
 
+/// The average in a reduction over ranks, of this rank's shards.
+impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> LastParts<M, B> {
+    /// Keeps an average from now on, of the shards that these parts update.
+    ///
+    /// # Errors
+    ///
+    /// [`UpdateError::InvalidValue`].
+    pub fn keep_average(&mut self, config: AverageConfig) -> Result<(), UpdateError> {
+        *self.as_optimizer_mut().average_mut() = Some(Average::new(config)?);
+        Ok(())
+    }
+
+    /// Tells the average which parameters the shards are of.
+    pub(crate) fn name_averages(&mut self, parameters: &[Parameter]) {
+        if let Some(average) = self.as_optimizer_mut().average_mut() {
+            let mut paths = HashMap::new();
+            for parameter in parameters {
+                // A tied parameter is listed at each of its paths.
+                let path = paths.entry(parameter.id);
+                path.or_insert_with(|| parameter.path.clone());
+            }
+            average.shards = Some(paths);
+        }
+    }
+
+    /// The average, which has its own place in the record.
+    pub fn average(&self) -> Option<&dyn Stateful<B>> {
+        let average = self.as_optimizer().kept_average()?;
+        Some(average)
+    }
+
+    /// [`average`](Self::average), to load it.
+    pub fn average_mut(&mut self) -> Option<&mut dyn Stateful<B>> {
+        let average = self.as_optimizer_mut().average_mut().as_mut()?;
+        Some(average)
+    }
+
+    /// The averages of the shards, in f32, by the paths of their parameters.
+    ///
+    /// # Errors
+    ///
+    /// [`UpdateError::NoAverage`].
+    pub fn averages(&self) -> Result<Averages<B::InnerBackend>, UpdateError> {
+        let average = self.as_optimizer().kept_average();
+        let average = average.ok_or(UpdateError::NoAverage { has_part: false })?;
+        average.check_begun()?;
+        Ok(average.weights.clone())
+    }
+
+    /// While a Learner has a record written, the average is saved as `record` has it: that of all
+    /// ranks.
+    ///
+    /// # Errors
+    ///
+    /// [`UpdateError::RecordLacks`].
+    pub fn hold_average_of(&mut self, record: &mut UpdateRecord<B>) -> Result<(), UpdateError> {
+        if let Some(average) = self.as_optimizer_mut().average_mut() {
+            average.whole = record.take(&Stateful::<B>::name(average))?;
+        }
+        Ok(())
+    }
+
+    /// The record is written.
+    pub fn release_average(&mut self) {
+        if let Some(average) = self.as_optimizer_mut().average_mut() {
+            average.whole = None;
+        }
+    }
+}
+
+/// Averages by the paths of their parameters.
+pub type Averages<I> = BTreeMap<String, FloatTensor<I>>;
+
 /// A parameter that is trained.
 struct Trained<I: Backend> {
     path: String,
@@ -202,16 +331,18 @@ struct Trained<I: Backend> {
     value: I::FloatTensorPrimitive,
 }
 
-/// The trained parameters of a model, each once, in module order.
-fn trained<B, M>(model: &M) -> Vec<Trained<B::InnerBackend>>
+/// The parameters of a module that are `wanted`, each once, in module order.
+fn parameters<B, M>(
+    module: &M,
+    wanted: impl Fn(&str, &FloatTensor<B>) -> bool,
+) -> Vec<Trained<B::InnerBackend>>
 where
     B: AutodiffBackend,
     M: AutodiffModule<B>,
 {
-    let mut found: Vec<Trained<B::InnerBackend>> = Vec::new();
-    let mut seen = std::collections::HashSet::new();
-    for_each_float::<B, M>(model, |path, id, tensor| {
-        if B::float_is_require_grad(&tensor) && seen.insert(id) {
+    let (mut found, mut seen) = (Vec::new(), HashSet::new());
+    for_each_float::<B, M>(module, |path, id, tensor| {
+        if wanted(path, &tensor) && seen.insert(id) {
             found.push(Trained {
                 path: path.to_owned(),
                 id,

@@ -8,7 +8,7 @@ use burn_decorator::gauge::Gauge;
 
 use crate::{Parameter, PartState, Stateful, Step, Update, UpdateError, UpdateRecord};
 
-/// Clipping and optimizer of an [`Update`]: what a reduction over ranks runs on this rank's shards
+/// Clipping, optimizer and average of an [`Update`]: what a reduction over ranks runs on this rank's shards
 /// of the parameters, which are a module of their own. Made by [`Update::into_last_parts`].
 #[derive(Debug)]
 pub struct LastParts<M: AutodiffModule<B> + 'static, B: AutodiffBackend> {
@@ -21,8 +21,8 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
     ///
     /// # Errors
     ///
-    /// [`UpdateError::Order`], for an update with a scale, an accumulation, an average, a part of
-    /// one's own or a reduction.
+    /// [`UpdateError::Order`], for an update with a scale, an accumulation, a part of one's own or a
+    /// reduction.
     pub fn into_last_parts(self, outside: &'static str) -> Result<LastParts<M, B>, UpdateError> {
         match self.outer_part() {
             Some(part) => Err(UpdateError::Order {
@@ -45,6 +45,7 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> LastParts<M, B> {
     /// itself a scaler, an accumulation or a reduction [`UpdateError::WrapperInside`].
     pub fn prepare(&mut self, nothing: M, parameters: &[Parameter]) -> Result<(), UpdateError> {
         self.update.optimize().prepare(nothing, parameters)?;
+        self.name_averages(parameters);
         Ok(())
     }
 
@@ -83,6 +84,7 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> LastParts<M, B> {
         let mut all = Vec::new();
         loop {
             let mut update = self.update.clone();
+            *update.average_mut() = None;
             match update.optimize().use_alone(all.len()) {
                 Some(name) => all.push((name, Self { update })),
                 None => return all,
@@ -111,7 +113,7 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> LastParts<M, B> {
     /// # Errors
     ///
     /// [`UpdateError::RecordLacks`].
-    pub fn state_in(&self, mut record: UpdateRecord<B>) -> Result<Option<PartState>, UpdateError> {
+    pub fn state_in(&self, record: &mut UpdateRecord<B>) -> Result<Option<PartState>, UpdateError> {
         if self.save().is_none() {
             return Ok(None);
         }

@@ -45,7 +45,7 @@
 //! | `arrived` | the gradients of one micro-step, from one device or several |
 //! | `loss` | what is differentiated |
 //! | `optimizer` | Burn's optimizers as a part, and an update as one of Burn's optimizers |
-//! | `last` | clipping and optimizer, for a reduction that runs them on shards |
+//! | `last` | clipping, optimizer and average, for a reduction that runs them on shards |
 //! | `ranks` | what parts ask other ranks, and what a loop over ranks asks of an update |
 //! | `tree` | an optimizer's record, as a tree |
 //! | `groups` | parameters by path, each group with its optimizer |
@@ -62,7 +62,7 @@
 //!
 //! - Its optimizer updates other parameters than the model: this rank's shards, a module of its
 //!   own. So a reduction is an [`Optimize`] of the model around the [`LastParts`] of another update,
-//!   which has the clipping and the optimizer: it reduces, updates and publishes.
+//!   which has the clipping, the optimizer and the average: it reduces, updates and publishes.
 //! - With a scale, a sum that overflows on any rank leaves the update out on all:
 //!   [`Optimize::update`] puts the names into [`Step::overflowed`] and sets [`Step::outcome`] back to
 //!   [`StepOutcome::Waits`], and the accumulation and the scale see it.
@@ -94,7 +94,7 @@ mod update;
 
 pub use arrived::{Arrived, items_id};
 pub(crate) use average::Average;
-pub use average::AverageConfig;
+pub use average::{AverageConfig, Averages};
 pub use error::UpdateError;
 pub use gradients::map_gradients;
 pub use groups::{Group, Groups, Paths};

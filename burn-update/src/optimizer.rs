@@ -153,16 +153,17 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
                 _ => None,
             });
         }
-        for part in self.stateful_mut() {
+        self.each_stateful_mut(|part| {
             let name = part.name();
             if !record.has(&name) && part.save().is_none() {
-                continue;
+                return Ok(());
             }
             match record.take(&name)? {
                 Some(state) => part.load(state, &device)?,
                 None => part.start_anew(),
             }
-        }
+            Ok(())
+        })?;
         record.finish()?;
         Ok(self)
     }

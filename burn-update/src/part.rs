@@ -10,7 +10,8 @@ use burn::tensor::{Device, TensorMetadata};
 use burn_decorator::gauge::Gauge;
 use burn_decorator::module::for_each_float;
 
-use crate::{Arrived, LoopRequest, PartState, Ranks, Step, UpdateError};
+use crate::average::AVERAGE;
+use crate::{Arrived, AverageConfig, LoopRequest, PartState, Ranks, Step, UpdateError};
 
 /// What every part has: a name, and perhaps a state that a record keeps.
 pub trait Stateful<B: AutodiffBackend>: Any + Send {
@@ -184,6 +185,40 @@ pub trait Optimize<M: AutodiffModule<B>, B: AutodiffBackend>: Stateful<B> {
     fn serve(&mut self, request: &LoopRequest, model: M) -> Result<M, UpdateError> {
         let _ = request;
         Ok(model)
+    }
+
+    /// Keeps an average of the weights that it updates, if it [reduces](Self::reduces) gradients:
+    /// of this rank's shards.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the configuration.
+    fn keep_average(&mut self, config: AverageConfig) -> Result<(), UpdateError> {
+        let _ = config;
+        Err(UpdateError::Order {
+            part: AVERAGE.to_owned(),
+            instead: format!("`{}` keeps no average of what it updates", self.name()),
+        })
+    }
+
+    /// That average, which has its own place in the record.
+    fn average(&self) -> Option<&dyn Stateful<B>> {
+        None
+    }
+
+    /// [`average`](Self::average), to load it.
+    fn average_mut(&mut self) -> Option<&mut dyn Stateful<B>> {
+        None
+    }
+
+    /// The model with that average for its weights. All ranks call it.
+    ///
+    /// # Errors
+    ///
+    /// [`UpdateError::NoAverage`]; those of the ranks.
+    fn averaged(&self, model: &M) -> Result<M::InnerModule, UpdateError> {
+        let _ = model;
+        Err(UpdateError::NoAverage { has_part: false })
     }
 
     /// Uses its optimizer of this number for all parameters from now on, for a trial on other ones.

@@ -1,5 +1,8 @@
 //! How far an update is: what others may see of it.
 
+use core::any::Any;
+use core::fmt;
+
 use burn_decorator::ranks::{ForRank, Shared};
 use parking_lot::Mutex;
 
@@ -32,7 +35,20 @@ pub struct UpdateProgress {
 #[derive(Debug, Default)]
 struct Seen(Mutex<State>);
 
-#[derive(Clone, Debug, Default)]
+/// The model of an update, whose type only its Learner knows.
+pub(crate) type AnyModule = Box<dyn Any + Send>;
+
+/// The model with the averages of its weights, from the update to the training loop.
+#[derive(Default)]
+struct Averaged(Option<Result<AnyModule, UpdateError>>);
+
+impl fmt::Debug for Averaged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Averaged").field(&self.0.is_some()).finish()
+    }
+}
+
+#[derive(Debug, Default)]
 struct State {
     updates: u64,
     /// Requests of a training loop that have reached the update.
@@ -42,6 +58,8 @@ struct State {
     asked: Option<LoopRequest>,
     /// What the update says to it, until the loop gets it.
     served: Option<Result<Served, UpdateError>>,
+    /// What the loop validates with, until the loop gets it.
+    averaged: Averaged,
 }
 
 /// What an update tells a loop over ranks with each answer.
@@ -53,11 +71,13 @@ pub(crate) struct Served {
 
 impl ForRank for Seen {
     fn for_rank(&self) -> Self {
+        let state = self.0.lock();
         // A request, if there is one, is that of another rank.
         Self(Mutex::new(State {
-            asked: None,
-            served: None,
-            ..self.0.lock().clone()
+            updates: state.updates,
+            answers: state.answers,
+            position: state.position,
+            ..State::default()
         }))
     }
 }
@@ -111,6 +131,18 @@ impl UpdateProgress {
         let mut state = self.seen.0.lock();
         state.asked = None;
         state.served.take()
+    }
+}
+
+impl UpdateProgress {
+    /// Leaves the model with the averages for the loop; `None` if there are no averages.
+    pub(crate) fn give_averaged(&self, model: Option<Result<AnyModule, UpdateError>>) {
+        self.seen.0.lock().averaged = Averaged(model);
+    }
+
+    /// Takes that model.
+    pub(crate) fn take_averaged(&self) -> Option<Result<AnyModule, UpdateError>> {
+        self.seen.0.lock().averaged.0.take()
     }
 }
 

@@ -7,12 +7,14 @@ use burn_decorator::gradient;
 use burn_decorator::non_finite::{Inspection, Probe, Verdict};
 
 use crate::arrived::Request;
+use crate::average::AVERAGE;
 use crate::part::Slot;
-use crate::progress::Served;
+use crate::progress::{AnyModule, Served};
 use crate::step::{HalfPrecision, StepOutcome};
 use crate::{
-    Accumulate, Arrived, Average, BurnOptimizer, Groups, IntoAccumulate, IntoScale, LoopRequest,
-    Loss, Optimize, Parameter, Part, PerUpdate, Scale, Stateful, Step, UpdateError, UpdateProgress,
+    Accumulate, Arrived, Average, AverageConfig, BurnOptimizer, Groups, IntoAccumulate, IntoScale,
+    LoopRequest, Loss, Optimize, Parameter, Part, PerUpdate, Scale, Stateful, Step, UpdateError,
+    UpdateProgress,
 };
 
 /// An update of a model: scale, accumulate, your own parts, clip, optimizer, average, always in this
@@ -216,28 +218,33 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
         Ok(self)
     }
 
-    /// Keeps an average of the weights: [`averaged`](Self::averaged) gives the model with them.
+    /// Keeps an average of the weights: [`averaged`](Self::averaged) gives the model with them, and
+    /// the training loop of a Learner validates with it. In an update over ranks, before `.reduce(..)`
+    /// or after it, each rank keeps that of its shards.
     ///
     /// # Errors
     ///
     /// [`UpdateError::InvalidValue`]; [`UpdateError::SameName`].
-    pub fn average(mut self, config: crate::AverageConfig) -> Result<Self, UpdateError> {
-        let average = Average::new(config)?;
-        self.check_name(&Stateful::<B>::name(&average))?;
-        self.inside.average = Some(average);
+    pub fn average(mut self, config: AverageConfig) -> Result<Self, UpdateError> {
+        self.check_name(AVERAGE)?;
+        if self.reduces() {
+            self.inside.optimizer.part.keep_average(config)?;
+        } else {
+            self.inside.average = Some(Average::new(config)?);
+        }
         Ok(self)
     }
 
     /// The model with the averages of its weights, to validate with or to save; the rest of it, such
-    /// as running statistics, is as it is.
+    /// as running statistics, is as it is. In an update over ranks all of them call it.
     ///
     /// # Errors
     ///
-    /// [`UpdateError::NoAverage`], [`UpdateError::NotAveraged`].
+    /// [`UpdateError::NoAverage`], [`UpdateError::NotAveraged`]; those of a group of ranks.
     pub fn averaged(&self, model: &M) -> Result<M::InnerModule, UpdateError> {
         match &self.inside.average {
             Some(average) => average.apply::<B, M>(model),
-            None => Err(UpdateError::NoAverage { has_part: false }),
+            None => self.inside.optimizer.part.averaged(model),
         }
     }
 
@@ -301,6 +308,15 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
                 Some(request) => self.serve(&request, model),
                 None => model,
             }),
+            Request::Average => {
+                let averaged = gradient::update(|| self.averaged(&model));
+                let averaged = averaged.map(|averaged| Box::new(averaged) as AnyModule);
+                self.progress.give_averaged(match averaged {
+                    Err(UpdateError::NoAverage { .. }) => None,
+                    averaged => Some(averaged),
+                });
+                Ok(model)
+            }
         }
     }
 
@@ -436,10 +452,9 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
         let scale = self.scale.as_ref().map(|scale| scale.part.name());
         let windows = self.inside.accumulate.as_ref();
         let windows = windows.map(|windows| windows.part.name());
-        let average = self.inside.average.as_ref().map(Stateful::<B>::name);
         let own = self.inside.parts.first().map(|own| own.part.name());
         let reduction = self.reduces().then(|| self.optimizer().name());
-        scale.or(windows).or(own).or(average).or(reduction)
+        scale.or(windows).or(own).or(reduction)
     }
 
     /// Runs the parts from one's own to the optimizer.
@@ -478,28 +493,48 @@ impl<M: AutodiffModule<B> + 'static, B: AutodiffBackend> Update<M, B> {
         if let Some(average) = &inside.average {
             all.push(average);
         }
+        all.extend(inside.optimizer.part.average());
         all.push(&*inside.optimizer.part);
         all
     }
 
-    /// [`stateful`](Self::stateful), to load them.
-    pub(crate) fn stateful_mut(&mut self) -> Vec<&mut dyn Stateful<B>> {
+    /// Calls `each` with what [`stateful`](Self::stateful) has, to load it.
+    ///
+    /// # Errors
+    ///
+    /// The first of `each`.
+    pub(crate) fn each_stateful_mut(
+        &mut self,
+        mut each: impl FnMut(&mut dyn Stateful<B>) -> Result<(), UpdateError>,
+    ) -> Result<(), UpdateError> {
         let inside = &mut self.inside;
-        let mut all: Vec<&mut dyn Stateful<B>> = Vec::new();
         if let Some(scale) = &mut self.scale {
-            all.push(&mut *scale.part);
+            each(&mut *scale.part)?;
         }
         if let Some(accumulate) = &mut inside.accumulate {
-            all.push(&mut *accumulate.part);
+            each(&mut *accumulate.part)?;
         }
         for part in inside.parts.iter_mut().chain(&mut inside.clip) {
-            all.push(&mut *part.part);
+            each(&mut *part.part)?;
         }
         if let Some(average) = &mut inside.average {
-            all.push(average);
+            each(average)?;
         }
-        all.push(&mut *inside.optimizer.part);
-        all
+        let optimizer = &mut *inside.optimizer.part;
+        if let Some(average) = optimizer.average_mut() {
+            each(average)?;
+        }
+        each(optimizer)
+    }
+
+    /// The average, if it keeps one outside of a reduction over ranks.
+    pub(crate) fn kept_average(&self) -> Option<&Average<B::InnerBackend>> {
+        self.inside.average.as_ref()
+    }
+
+    /// [`kept_average`](Self::kept_average), to change it.
+    pub(crate) fn average_mut(&mut self) -> &mut Option<Average<B::InnerBackend>> {
+        &mut self.inside.average
     }
 
     /// Continues with this number of updates.

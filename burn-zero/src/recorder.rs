@@ -61,6 +61,7 @@ impl<M, O, S> Training<M, O, S> {
 /// |---|---|---|
 /// | every tensor of the model, whole, in its own type | `model/<path>` | each rank its shard; rank 0 what is not trained |
 /// | the optimizer's state, whole tensors | `optimizer/<path>` | each rank its shard |
+/// | the averages of the weights, if the update keeps them | `optimizer/average/<path>` | each rank its shard |
 /// | step counts, loss scale, counters of all layers; the scheduler | the manifest | the same on all ranks |
 /// | step, and what the caller adds ([`TrainingState`](crate::record::TrainingState)) | the manifest | the caller, all ranks the same |
 ///

@@ -14,7 +14,8 @@
 //! A [`burn_update::Update`] keeps an optimizer's record as a tree whose values say what they are
 //! (`{"Map": {..}}`). Its tensors are named as in the optimizer's record itself:
 //! `first.weight.V1.Rank1.momentum.moment_2`, or `biases/first.bias.V1..` in a group of parameters. No
-//! path of a parameter has a slash, so names of two groups differ.
+//! path of a parameter has a slash, so names of two groups differ. The averages of the weights, which
+//! an update keeps by path, are `average/first.weight`.
 
 use core::borrow::Borrow;
 use core::ops::Range;
@@ -86,7 +87,12 @@ pub(crate) fn split<B: Backend, R: Record<B>>(
     let tree = Value::serialized(&item).map_err(refuse)?;
     drop(item);
     let (mut tensors, mut names) = (Vec::new(), HashSet::new());
-    let rename = |id: &str, of| {
+    let paths = positions(layout);
+    let rename = |place: &[String], id: &str, of| {
+        if let Some(path) = averaged(place, id) {
+            let of = paths.get(path).copied();
+            return Ok(of.map(|parameter| (id.to_owned(), Some(parameter))));
+        }
         let Some(known) = ids.get(id) else {
             return Ok(Some((id.to_owned(), of)));
         };
@@ -142,10 +148,16 @@ pub(crate) fn join<E: From<ShardingError>>(
     ids: &StateIds,
     mut load: impl FnMut(&StateTensor) -> Result<Option<Vec<u8>>, E>,
 ) -> Result<Value, E> {
-    let paths = layout.parameters().iter().zip(0..);
-    let paths: HashMap<_, _> = paths.map(|(it, index)| (&*it.path, index)).collect();
+    let paths = positions(layout);
     let ids: HashMap<_, _> = ids.iter().map(|(id, index)| (index.as_ref(), id)).collect();
-    let rename = |key: &str, of: Option<usize>| {
+    let held = |path: &str| {
+        let parameter = paths.get(path).copied();
+        parameter.filter(|parameter| layout.held(*parameter) > 0)
+    };
+    let rename = |place: &[String], key: &str, of: Option<usize>| {
+        if let Some(path) = averaged(place, key) {
+            return Ok(held(path).map(|parameter| (key.to_owned(), Some(parameter))));
+        }
         let Some(path) = key.strip_prefix(PARAMETER) else {
             // Burn's records name the number of dimensions of a parameter's state, such as `Rank2`:
             // here the shard's.
@@ -159,9 +171,7 @@ pub(crate) fn join<E: From<ShardingError>>(
             return Ok(Some((key, of)));
         };
         // Burn too ignores the state of a parameter that is not trained now.
-        let parameter = paths.get(path).copied();
-        let held = parameter.filter(|parameter| layout.held(*parameter) > 0);
-        Ok(held.map(|parameter| (ids[&Some(&parameter)].clone(), Some(parameter))))
+        Ok(held(path).map(|parameter| (ids[&Some(&parameter)].clone(), Some(parameter))))
     };
     let put = |place: &[String], parameter: usize, fields: Fields| -> Result<_, E> {
         let dtype: DType = fields[0].1.deserialized().map_err(refuse)?;
@@ -241,7 +251,9 @@ pub(crate) fn check_types(
             DType::F64 => DType::F32,
             _ => loaded,
         };
-        if is_float && *dtype != kept && !with_master.contains(&tensor.parameter) {
+        // The averages are f32, or f64 of such parameters, and are loaded so.
+        let is_average = tensor.spec.name.starts_with(AVERAGE_IN_FILES);
+        if is_float && !is_average && *dtype != kept && !with_master.contains(&tensor.parameter) {
             let (path, dtype) = (path.clone(), *dtype);
             return Err(ShardingError::StateDtype { path, dtype, kept });
         }
@@ -257,7 +269,8 @@ fn is_master(name: &str) -> bool {
 /// The entries of a map in a tree.
 type Fields = Vec<(Value, Value)>;
 
-/// Walks a tree with two functions: `rename` gets every key of a map, `replace` every tensor. A key
+/// Walks a tree with two functions: `rename` gets every key of a map and its place, `replace` every
+/// tensor. A key
 /// or a tensor for which they return `None` is left out, with all state of its parameter.
 struct Walk<K, T> {
     rename: K,
@@ -270,7 +283,7 @@ impl<K, T> Walk<K, T> {
     fn value<E>(&mut self, value: Value, of: Option<usize>) -> Result<Option<Value>, E>
     where
         E: From<ShardingError>,
-        K: FnMut(&str, Option<usize>) -> Result<Option<(String, Option<usize>)>, E>,
+        K: FnMut(&[String], &str, Option<usize>) -> Result<Option<(String, Option<usize>)>, E>,
         T: FnMut(&[String], usize, Fields) -> Result<Option<Value>, E>,
     {
         let refused = |place: &[String], what: &str| refuse(format!("{} {what}", name_at(place)));
@@ -294,7 +307,7 @@ impl<K, T> Walk<K, T> {
                     let Value::Text(old) = key else {
                         return Err(refused(&self.place, "has a key that is no text").into());
                     };
-                    let Some((new, of_child)) = (self.rename)(&old, of)? else {
+                    let Some((new, of_child)) = (self.rename)(&self.place, &old, of)? else {
                         continue;
                     };
                     let path = new.strip_prefix(PARAMETER).or(old.strip_prefix(PARAMETER));
@@ -346,10 +359,29 @@ pub(crate) fn json(value: &impl Serialize) -> Result<Json, String> {
     }
 }
 
+/// The positions of the parameters, by path.
+fn positions(layout: &Layout) -> HashMap<&str, usize> {
+    let parameters = layout.parameters().iter().zip(0..);
+    parameters.map(|(it, index)| (&*it.path, index)).collect()
+}
+
+/// Where an update's record has the averages of the weights.
+const AVERAGES: [&str; 3] = ["parts", "average", "values"];
+
+/// The beginning of their names in files.
+const AVERAGE_IN_FILES: &str = "optimizer/average/";
+
+/// What is before the path of a parameter there.
+const WEIGHT: &str = "weight ";
+
+/// The path of the parameter of which a key at this place has the average.
+fn averaged<'a>(place: &[String], key: &'a str) -> Option<&'a str> {
+    (place == AVERAGES).then(|| key.strip_prefix(WEIGHT))?
+}
+
 /// Why a tensor of a layer around the optimizer is refused.
 const NO_SHARD: &str = "is a tensor of no shard: a sum of an incomplete window of micro-batches is each rank's own, so save after an \
-                        update; an average of the weights or another part's tensor is kept by records of a Learner \
-                        (`reduce_in_learner`), not by the `Recorder`";
+                        update; a tensor of a part of one's own is kept by records of a Learner (`reduce_in_learner`), not by the `Recorder`";
 
 /// Whether these are the fields of a tensor, in Burn's tree or in JSON.
 fn is_tensor(fields: &Fields) -> bool {
@@ -360,6 +392,11 @@ fn is_tensor(fields: &Fields) -> bool {
 /// The name of what is at a place of the tree: its keys, joined by dots. Where an update keeps an
 /// optimizer's record, its own keys are left out, except the name of a group of parameters.
 fn name_at(place: &[String]) -> String {
+    if let [before @ .., key, _] = place
+        && let Some(path) = averaged(before, key)
+    {
+        return format!("average/{path}");
+    }
     // `parts.optimizer.values.record.Tree`, or a group's name in place of `record`.
     let is_tree =
         |keys: &[String]| (&*keys[0], &*keys[2], &*keys[4]) == ("parts", "values", "Tree");

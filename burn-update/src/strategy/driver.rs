@@ -90,6 +90,20 @@ pub trait RankDriver<LC: LearningComponentsTypes> {
         false
     }
 
+    /// The model to validate with in place of the Learner's: that of the averages, if the optimizer
+    /// keeps averages of the weights and has made an update.
+    ///
+    /// # Errors
+    ///
+    /// Those of the group.
+    fn averaged(
+        &self,
+        learner: &mut Learner<LC>,
+    ) -> Result<Option<LC::InferenceModel>, UpdateError> {
+        let _ = learner;
+        Ok(None)
+    }
+
     /// Calls `write`, which only rank 0 has, with a Learner whose record is that of all ranks.
     ///
     /// # Errors

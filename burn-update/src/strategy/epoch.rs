@@ -168,7 +168,8 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         Progress::new(done.map_or(items, |done| done as usize), items)
     }
 
-    /// Validates on all of the data, or until interrupted. In each round every rank that has a
+    /// Validates on all of the data, or until interrupted, with the averages of the weights if the
+    /// optimizer keeps them. In each round every rank that has a
     /// batch validates one, and rank 0 gets the items in the order of ranks.
     ///
     /// Where parameters are gathered from all ranks when they are used, a rank without a batch
@@ -177,11 +178,15 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
     pub(super) fn validate(
         &mut self,
         epochs: &Progress,
-        gathers_units: bool,
+        driver: &dyn RankDriver<LC>,
     ) -> Result<(), UpdateError> {
         let epoch = epochs.items_processed;
         log::info!("Executing validation step for epoch {epoch}");
-        let model = self.learner.model().valid();
+        let model = match driver.averaged(&mut self.learner)? {
+            Some(averaged) => averaged,
+            None => self.learner.model().valid(),
+        };
+        let gathers_units = driver.gathers_parameters();
         let loader = self.valid.clone();
         let (items, mut batches) = (loader.num_items(), self.valid_batches(&loader)?);
         let mut iteration = 0;

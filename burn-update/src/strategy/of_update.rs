@@ -27,7 +27,7 @@ where
     /// `.reduce_in_learner(settings)`).
     pub fn strategy<LC>(&self) -> UpdateStrategy<LC>
     where
-        LC: LearningComponentsTypes<Backend = B>,
+        LC: LearningComponentsTypes<Backend = B> + 'static,
     {
         let gauges = self.stateful().into_iter().flat_map(Stateful::gauges);
         UpdateStrategy::driven(OfUpdate {
@@ -47,7 +47,7 @@ struct OfUpdate {
     gauges: Vec<Gauge>,
 }
 
-impl<LC: LearningComponentsTypes> Driver<LC> for OfUpdate {
+impl<LC: LearningComponentsTypes + 'static> Driver<LC> for OfUpdate {
     fn check(
         &self,
         components: &TrainingComponents<LC>,
@@ -130,6 +130,24 @@ fn flush<LC: LearningComponentsTypes>(
     );
 }
 
+/// The model of the averages of the update with this progress, if it has any.
+///
+/// # Errors
+///
+/// Those of [`Update::averaged`].
+fn averaged<LC: LearningComponentsTypes + 'static>(
+    progress: &UpdateProgress,
+    learner: &mut Learner<LC>,
+    device: &Device<TrainingBackend<LC>>,
+) -> Result<Option<LC::InferenceModel>, UpdateError> {
+    send(Request::Average, progress, learner, device);
+    let averaged = progress.take_averaged().transpose()?;
+    Ok(averaged.map(|model| {
+        let model = model.downcast::<LC::InferenceModel>();
+        *model.expect("the update is of the Learner's model")
+    }))
+}
+
 /// The error of a request that has reached no update of the strategy.
 fn other_update<LC: LearningComponentsTypes>() -> UpdateError {
     UpdateError::Strategy(format!(
@@ -145,7 +163,7 @@ struct OnOneRank<B: AutodiffBackend> {
     device: Device<B>,
 }
 
-impl<LC: LearningComponentsTypes> RankDriver<LC> for OnOneRank<TrainingBackend<LC>> {
+impl<LC: LearningComponentsTypes + 'static> RankDriver<LC> for OnOneRank<TrainingBackend<LC>> {
     fn prepare(&self, learner: &mut Learner<LC>) -> Result<(), UpdateError> {
         learner.fork(&self.device);
         if send(Request::Answer, &self.progress, learner, &self.device) {
@@ -165,6 +183,13 @@ impl<LC: LearningComponentsTypes> RankDriver<LC> for OnOneRank<TrainingBackend<L
 
     fn flush(&self, learner: &mut Learner<LC>) {
         flush(&self.progress, learner, &self.device);
+    }
+
+    fn averaged(
+        &self,
+        learner: &mut Learner<LC>,
+    ) -> Result<Option<LC::InferenceModel>, UpdateError> {
+        averaged(&self.progress, learner, &self.device)
     }
 }
 
@@ -197,7 +222,7 @@ impl<B: AutodiffBackend> OverRanks<B> {
     }
 }
 
-impl<LC: LearningComponentsTypes> RankDriver<LC> for OverRanks<TrainingBackend<LC>> {
+impl<LC: LearningComponentsTypes + 'static> RankDriver<LC> for OverRanks<TrainingBackend<LC>> {
     fn prepare(&self, learner: &mut Learner<LC>) -> Result<(), UpdateError> {
         let prepare = LoopRequest::Prepare {
             group: self.group.clone(),
@@ -216,6 +241,13 @@ impl<LC: LearningComponentsTypes> RankDriver<LC> for OverRanks<TrainingBackend<L
 
     fn flush(&self, learner: &mut Learner<LC>) {
         flush(&self.progress, learner, &self.device);
+    }
+
+    fn averaged(
+        &self,
+        learner: &mut Learner<LC>,
+    ) -> Result<Option<LC::InferenceModel>, UpdateError> {
+        averaged(&self.progress, learner, &self.device)
     }
 
     fn share_statistics(&self, learner: &mut Learner<LC>) -> Result<(), UpdateError> {

@@ -245,7 +245,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
             return Ok(false);
         }
         let progress = self.progress(driver, stretch);
-        self.validate(&progress, driver.gathers_parameters())?;
+        self.validate(&progress, driver)?;
         self.save(number, driver)?;
         Ok(!self.stops_early(number)?)
     }

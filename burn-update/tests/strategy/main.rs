@@ -6,6 +6,7 @@
 
 #![allow(dead_code)] // of burn-accum's files, which have more than is needed here
 
+mod average;
 mod by_updates;
 #[path = "../../../burn-accum/tests/strategy/equal.rs"]
 mod equal;

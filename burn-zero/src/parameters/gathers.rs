@@ -96,6 +96,17 @@ impl Gathers {
         self.with(versions, at, uses)
     }
 
+    /// Those of versions that another model uses, beside the one that is trained.
+    pub(super) fn beside(&self, versions: Arc<[Arc<Version>]>, at: String) -> Self {
+        Self::new(
+            self.layout.clone(),
+            self.units.clone(),
+            self.reducer.clone(),
+            versions,
+            at,
+        )
+    }
+
     /// How the model was used so far. Who uses these versions from now on is another model.
     fn take_uses(&self) -> Uses {
         std::mem::take(&mut *self.uses.lock())
@@ -110,13 +121,7 @@ impl Gathers {
         Self {
             low_types: low.collect(),
             uses: Mutex::new(uses),
-            ..Self::new(
-                self.layout.clone(),
-                self.units.clone(),
-                self.reducer.clone(),
-                versions,
-                at,
-            )
+            ..self.beside(versions, at)
         }
     }
 

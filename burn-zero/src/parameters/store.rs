@@ -121,6 +121,30 @@ impl ParameterStore {
         Self::with(self.entries.clone(), versions, gathers)
     }
 
+    /// Other values beside these, such as averages, if parameters are sharded: this rank's `shards`,
+    /// by position, and of other parameters what the module has. All ranks call it.
+    pub(crate) fn beside<B, M>(
+        &self,
+        mut shards: HashMap<usize, Shard>,
+        module: &M,
+        at: String,
+    ) -> Option<Arc<Self>>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let gathers = self.gathers.as_ref()?;
+        let mut versions = self.versions_of::<B, M>(module);
+        for (parameter, version) in versions.iter_mut().enumerate() {
+            if let Some(own) = shards.remove(&parameter) {
+                *version = Arc::new(Version::sharded(own, Maker::Other));
+            }
+        }
+        let versions: Arc<[_]> = versions.into();
+        let gathers = gathers.beside(versions.clone(), at);
+        Some(Self::with(self.entries.clone(), versions, Some(gathers)))
+    }
+
     pub(crate) fn entries(&self) -> &Entries {
         &self.entries
     }

@@ -144,8 +144,8 @@ impl RankReduction {
         &self.sharding.settings
     }
 
-    /// Saves and loads whole trainings with the update: see [`Recorder`]. An average of the weights,
-    /// or another part's tensors, are only in records of a Learner
+    /// Saves and loads whole trainings with the update: see [`Recorder`]. Tensors of parts of one's
+    /// own are only in records of a Learner
     /// ([`reduce_in_learner`](crate::ReduceOverRanks::reduce_in_learner)): with them saving is refused.
     ///
     /// # Errors

@@ -10,7 +10,8 @@ use burn_backend::Device as _;
 use burn_decorator::gauge::Gauge;
 use burn_ranks::ReduceOp;
 use burn_update::{
-    LoopRequest, Optimize, Parameter, PartState, Ranks, Stateful, Step, UpdateError, UpdateRecord,
+    AverageConfig, LoopRequest, Optimize, Parameter, PartState, Ranks, Stateful, Step, UpdateError,
+    UpdateRecord,
 };
 
 use super::parameters::Parameters;
@@ -96,6 +97,23 @@ where
         prepared.is_ok_and(|prepared| prepared.store.shards().is_some())
     }
 
+    fn keep_average(&mut self, config: AverageConfig) -> Result<(), UpdateError> {
+        self.inside.parts.keep_average(config)
+    }
+
+    fn average(&self) -> Option<&dyn Stateful<B>> {
+        self.inside.parts.average()
+    }
+
+    fn average_mut(&mut self) -> Option<&mut dyn Stateful<B>> {
+        self.inside.parts.average_mut()
+    }
+
+    fn averaged(&self, model: &M) -> Result<M::InnerModule, UpdateError> {
+        let averages = self.inside.parts.averages()?;
+        with_stack(|| self.sharding.averaged::<B, M>(model, averages))
+    }
+
     fn serve(&mut self, request: &LoopRequest, model: M) -> Result<M, UpdateError> {
         let model = Box::new(model);
         Ok(*with_stack(|| self.serve_boxed(request, model))?)
@@ -140,18 +158,17 @@ impl<B: AutodiffBackend> ReducedUpdate<B> {
                 let ids = Parameters::of::<B, M>(&model).ids();
                 let model = sharding.put_whole_on_rank_0::<B, M>(model)?;
                 let tree = sharding.gather_whole::<B>(&ids, inside)?;
-                self.whole = match tree {
-                    Some(tree) => {
-                        let device = model.devices().into_iter().next().unwrap_or_default();
-                        let record = to_record::<B, UpdateRecord<B>>(tree, &device)?;
-                        inside.parts.state_in(record)?
-                    }
-                    None => None,
-                };
+                if let Some(tree) = tree {
+                    let device = model.devices().into_iter().next().unwrap_or_default();
+                    let mut record = to_record::<B, UpdateRecord<B>>(tree, &device)?;
+                    self.whole = inside.parts.state_in(&mut record)?;
+                    inside.parts.hold_average_of(&mut record)?;
+                }
                 Ok(model)
             }
             LoopRequest::EndRecord => {
                 self.whole = None;
+                inside.parts.release_average();
                 Ok(sharding.put_again::<B, M>(model))
             }
             LoopRequest::Finish => Ok(sharding.put_whole_on_rank_0::<B, M>(model)?),

@@ -69,7 +69,7 @@ const ONE_EACH: &str =
 ///
 /// # Order of parts
 ///
-/// Clipping and optimizer are of the update that is reduced; accumulation, loss scale and parts of
+/// Clipping and optimizer are of the update that is reduced, and an average may be; accumulation, loss scale and parts of
 /// one's own are added after it. Another order is [`UpdateError::Order`].
 ///
 /// A step is skipped, and a micro-batch dropped, on all ranks if on one: loss scale and accumulation
@@ -80,7 +80,8 @@ const ONE_EACH: &str =
 /// loss scale, as in stage 2, and take it otherwise.
 ///
 /// Parts of one's own see gradients before they are reduced: at stages 0 and 1 those of this rank's
-/// batch, at 2 and 3 this rank's shards. An average of the weights is whole on each rank.
+/// batch, at 2 and 3 this rank's shards. An average of the weights is of this rank's shards, as the
+/// optimizer's state; [`Update::averaged`] gathers it, at stage 3 unit by unit where it is used.
 ///
 /// # Preparing a model
 ///
@@ -154,8 +155,8 @@ pub trait ReduceOverRanks<B: AutodiffBackend>: Sized {
     ///
     /// # Errors
     ///
-    /// [`UpdateError::Order`] if the update has a scale, an accumulation, an average, a part of
-    /// one's own or a reduction already; if the ranks' settings differ; those of the group.
+    /// [`UpdateError::Order`] if the update has a scale, an accumulation, a part of one's own or a
+    /// reduction already; if the ranks' settings differ; those of the group.
     fn reduce<M: AutodiffModule<B> + 'static>(
         self,
         settings: ZeroSettings,

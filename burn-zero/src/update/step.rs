@@ -261,7 +261,7 @@ impl Sharding {
 
     /// The module with the new values of parameters that `take` returns, as new leaves.
     #[expect(clippy::boxed_local, reason = "a model is large by value")]
-    fn replace<B, M>(
+    pub(super) fn replace<B, M>(
         &self,
         module: Box<M>,
         parameters: &Parameters,
@@ -327,7 +327,7 @@ fn in_type_of_parameters<I: Backend>(
 /// # Errors
 ///
 /// [`ZeroError::Read`].
-fn read_shards<I: Backend>(
+pub(super) fn read_shards<I: Backend>(
     layout: &Layout,
     shards: HashMap<usize, NewValue<I>>,
 ) -> Result<HashMap<usize, Vec<f32>>, ZeroError> {

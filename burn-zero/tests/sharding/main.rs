@@ -1,6 +1,7 @@
 //! Laws of sharded training, on threads.
 
 mod agreement;
+mod average;
 mod bytes;
 mod columns;
 mod compose;

@@ -5,6 +5,7 @@
 
 #![allow(dead_code)] // of burn-accum's files, which have more than is needed here
 
+mod average;
 mod burns;
 mod carried;
 #[path = "../../../burn-ranks/tests/ranks/child.rs"]

@@ -1,0 +1,122 @@
+//! The model with the averages of its weights, of which each rank keeps those of its shards.
+
+use std::collections::HashMap;
+
+use burn::module::AutodiffModule;
+use burn::tensor::Shape;
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{AutodiffBackend, Backend, FloatDType, TensorMetadata};
+use burn_update::{Averages, UpdateError};
+
+use super::gather::Gather;
+use super::parameters::Parameters;
+use super::sharding::{Prepared, Sharding};
+use super::step::read_shards;
+use crate::parameters::{NewValue, ParameterStore, Shard};
+use crate::reduce::{GradientReducer, Layout};
+use crate::{Memory, ZeroError};
+
+impl Sharding {
+    /// The model with `averages` of this rank's shards, and those of the other ranks, for its
+    /// weights: gathered now, or at stage 3 where they are used. All ranks call it.
+    ///
+    /// # Errors
+    ///
+    /// [`ShardingError::NotPrepared`](crate::ShardingError::NotPrepared),
+    /// [`ShardingError::OtherModel`](crate::ShardingError::OtherModel); those of the group.
+    pub(super) fn averaged<B, M>(
+        &self,
+        model: &M,
+        averages: Averages<B::InnerBackend>,
+    ) -> Result<M::InnerModule, UpdateError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let Prepared { reducer, store } = self.prepared().map_err(ZeroError::from)?;
+        let (layout, parameters) = (reducer.layout(), Parameters::of::<B, M>(model));
+        let same = parameters.check_same(layout.parameters());
+        same.map_err(ZeroError::from)?;
+        let averages = by_position::<B::InnerBackend>(layout, averages);
+        let averaged = match store.shards() {
+            Some(memory) => of_shards::<B, M>(&store, memory, model, averages),
+            None => {
+                let model = Box::new(model.clone());
+                *self.whole_averages::<B, M>(&reducer, &parameters, model, averages)?
+            }
+        };
+        Ok(averaged.valid())
+    }
+
+    /// The model with the averages of all ranks, where each has whole parameters.
+    ///
+    /// # Errors
+    ///
+    /// Those of the group.
+    fn whole_averages<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &self,
+        reducer: &GradientReducer,
+        parameters: &Parameters,
+        model: Box<M>,
+        mut averages: HashMap<usize, FloatTensor<B::InnerBackend>>,
+    ) -> Result<Box<M>, ZeroError> {
+        let layout = reducer.layout();
+        if layout.holds_all() {
+            return Ok(self.replace::<B, M>(model, parameters, |parameter| {
+                let average = NewValue::Device(averages.remove(&parameter)?);
+                let shape = layout.parameters()[parameter].shape.clone();
+                Some(average.reshaped(Shape::from(shape)))
+            }));
+        }
+        let own = averages.into_iter();
+        let own = own.map(|(parameter, average)| (parameter, NewValue::Device(average)));
+        let own = read_shards::<B::InnerBackend>(layout, own.collect())?;
+        let all = vec![true; layout.parameters().len()];
+        let mut gather = Gather::new(reducer, "averages of the weights".into(), own, all);
+        let mut failed = None;
+        let model = self.replace::<B, M>(model, parameters, |parameter| {
+            let taken = failed.is_none().then(|| gather.take(parameter))?;
+            let taken = taken.map_err(|error| failed = Some(error));
+            taken.ok().flatten().map(NewValue::Host)
+        });
+        failed.map_or(Ok(model), Err)
+    }
+}
+
+/// The averages of this rank's shards in the types of their parameters, by parameter.
+fn by_position<I: Backend>(
+    layout: &Layout,
+    mut averages: Averages<I>,
+) -> HashMap<usize, FloatTensor<I>> {
+    let known = layout.parameters().iter().enumerate();
+    let found = known.filter_map(|(parameter, known)| {
+        let average = averages.remove(&known.path)?;
+        let dtype: FloatDType = known.dtype.into();
+        let average = match average.dtype() == known.dtype {
+            true => average,
+            false => I::float_cast(average, dtype),
+        };
+        Some((parameter, average))
+    });
+    found.collect()
+}
+
+/// The model with leaves that are gathered from the averages of all ranks, when they are used.
+fn of_shards<B: AutodiffBackend, M: AutodiffModule<B>>(
+    store: &ParameterStore,
+    memory: Memory,
+    model: &M,
+    averages: HashMap<usize, FloatTensor<B::InnerBackend>>,
+) -> M {
+    let device = model.devices().into_iter().next().unwrap_or_default();
+    let shards = averages.into_iter().map(|(parameter, average)| {
+        let average = NewValue::Device(average);
+        let average = Shard::new::<B::InnerBackend>(average, memory, &device);
+        (parameter, average)
+    });
+    let at = "the averages of the weights".to_owned();
+    let averages = store.beside::<B, M>(shards.collect(), model, at);
+    let averages = averages.expect("the store has shards");
+    averages.put::<B, M>(model.clone())
+}
+
