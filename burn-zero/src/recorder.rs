@@ -16,7 +16,6 @@ use burn::record::{FullPrecisionSettings, Record};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, TensorData};
 use burn_backend::tensor::FloatTensor;
-use parking_lot::Mutex;
 
 use crate::host::not_read;
 use crate::module::{replace_tensors, transposed_in_stores};
@@ -26,7 +25,7 @@ use crate::record::{
     end, save_sharded,
 };
 use crate::state::{self, Item, StateTensor, from_file, in_file, refuse, to_file};
-use crate::update::{Parameters, Prepared, Statistics};
+use crate::update::{LastPrepared, Parameters, Prepared, Statistics};
 use burn_decorator::module::{AnyTensor, for_each_float, for_each_tensor};
 
 /// A training: a model, its update over ranks, and its learning-rate scheduler (or a number, for a
@@ -115,12 +114,12 @@ impl<M, O, S> Training<M, O, S> {
 #[derive(Clone, Debug)]
 pub struct Recorder {
     /// Weak, so that a recorder does not keep the group of a dropped update alive.
-    of_update: Weak<Mutex<Option<Prepared>>>,
+    of_update: Weak<LastPrepared>,
 }
 
 impl Recorder {
     /// Of what an update has prepared.
-    pub(crate) fn new(of_update: &Arc<Mutex<Option<Prepared>>>) -> Self {
+    pub(crate) fn new(of_update: &Arc<LastPrepared>) -> Self {
         Self {
             of_update: Arc::downgrade(of_update),
         }

@@ -124,6 +124,10 @@ impl GradientReducer {
         &*self.group
     }
 
+    pub(crate) fn shared_group(&self) -> &Arc<dyn ProcessGroup> {
+        &self.group
+    }
+
     /// Counts the gradients that this rank holds.
     pub(crate) fn tracker(&self) -> &MemoryTracker {
         &self.how.tracker

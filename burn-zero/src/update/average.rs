@@ -119,4 +119,3 @@ fn of_shards<B: AutodiffBackend, M: AutodiffModule<B>>(
     let averages = averages.expect("the store has shards");
     averages.put::<B, M>(model.clone())
 }
-

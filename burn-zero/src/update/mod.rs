@@ -33,5 +33,5 @@ pub(crate) use parameters::Parameters;
 pub use prepare::shard_parameters;
 pub use rank_reduction::RankReduction;
 pub use reduction::ReduceOverRanks;
-pub(crate) use sharding::{Prepared, hook};
+pub(crate) use sharding::{LastPrepared, Prepared, hook};
 pub(crate) use statistics::Statistics;

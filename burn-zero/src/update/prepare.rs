@@ -40,7 +40,7 @@ impl Sharding {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let group = self.group.clone();
+        let group = self.group().map_err(ZeroError::from)?;
         self.check_free::<B, M>(&module, &*group)?;
         // Before `devices`, which initialises parameters.
         let module = self.placed::<B, M>(module, &group, None)?;
@@ -84,6 +84,7 @@ impl Sharding {
         inner.show(&*module)?;
         let (module, ids) = self.prepare_on::<B, M>(group.clone(), module, device, inner)?;
         self.cut_state::<B>(&ids, list_param_ids(&*module), device, inner)?;
+        self.show();
         Ok(module)
     }
 
@@ -247,7 +248,7 @@ impl Sharding {
             }
         };
         let (module, ids) = self.hold::<B, M>(Prepared { reducer, store }, module);
-        (self.group, self.owner) = (group, Some(owner));
+        self.owner = Some(owner);
         Ok((module, ids))
     }
 }

@@ -8,7 +8,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
 use burn_decorator::gradient;
 use burn_decorator::ranks::SharedFn;
-use burn_ranks::{ProcessGroup, SingleRank};
+use burn_ranks::ProcessGroup;
 
 use super::sharding::Sharding;
 use super::statistics::Statistics;
@@ -38,8 +38,6 @@ use crate::{Recorder, ZeroError, ZeroSettings};
 #[derive(Debug)]
 pub struct RankReduction {
     pub(super) sharding: Sharding,
-    /// Whether a Learner's strategy brings the ranks.
-    pub(super) is_of_strategy: bool,
     /// How many the strategy must have, where the update was made for a number of them.
     pub(super) ranks: Option<usize>,
     /// Whether an update reduces by it or by a clone of it.
@@ -50,7 +48,6 @@ impl Clone for RankReduction {
     fn clone(&self) -> Self {
         Self {
             sharding: self.sharding.sharing_prepared(),
-            is_of_strategy: self.is_of_strategy,
             ranks: self.ranks,
             is_used: self.is_used.clone(),
         }
@@ -67,19 +64,19 @@ impl RankReduction {
     pub fn new(settings: ZeroSettings, group: Arc<dyn ProcessGroup>) -> Result<Self, ZeroError> {
         group.agree_equal("settings", &format!("{settings:?}"))?;
         Ok(Self {
-            sharding: Sharding::of(group, settings),
-            is_of_strategy: false,
+            sharding: Sharding::of(Some(group), settings),
             ranks: None,
             is_used: Arc::default(),
         })
     }
 
     /// For a Learner, whose strategy brings the ranks:
-    /// [`reduce_in_learner`](crate::ReduceOverRanks::reduce_in_learner).
+    /// [`reduce_in_learner`](crate::ReduceOverRanks::reduce_in_learner). Where ranks are threads, each
+    /// has a handle of its own: the clone in the rank's copy of the Learner, such as that of a part of
+    /// the update; this one is rank 0's.
     pub fn in_learner(settings: ZeroSettings) -> Self {
         Self {
-            sharding: Sharding::of(Arc::new(SingleRank::new()), settings),
-            is_of_strategy: true,
+            sharding: Sharding::of(None, settings),
             ranks: None,
             is_used: Arc::default(),
         }
@@ -135,8 +132,13 @@ impl RankReduction {
     }
 
     /// The group.
-    pub fn group(&self) -> &Arc<dyn ProcessGroup> {
-        &self.sharding.group
+    ///
+    /// # Errors
+    ///
+    /// [`ShardingError::NotPrepared`](crate::ShardingError::NotPrepared) if it is for a Learner, whose
+    /// strategy has not brought the ranks yet.
+    pub fn group(&self) -> Result<Arc<dyn ProcessGroup>, ZeroError> {
+        Ok(self.sharding.shown().group()?)
     }
 
     /// The settings.
@@ -152,8 +154,9 @@ impl RankReduction {
     ///
     /// [`ShardingError::NotPrepared`](crate::ShardingError::NotPrepared).
     pub fn recorder(&self) -> Result<Recorder, ZeroError> {
-        self.sharding.reducer()?;
-        Ok(Recorder::new(&self.sharding.prepared))
+        let shown = self.sharding.shown();
+        shown.reducer()?;
+        Ok(Recorder::new(&shown.prepared))
     }
 
     /// The peak of gradient bytes on this rank since the model was prepared, by the memory tracker:
@@ -164,7 +167,7 @@ impl RankReduction {
     /// To be compared with [`Estimate::peak_gradient_bytes`](crate::Estimate::peak_gradient_bytes),
     /// plus [`host_gradient_bytes`](crate::Estimate::host_gradient_bytes) in host memory.
     pub fn peak_gradient_bytes(&self) -> u64 {
-        let reducer = self.sharding.reducer();
+        let reducer = self.sharding.shown().reducer();
         reducer.map_or(0, |reducer| reducer.tracker().peak_bytes())
     }
 
@@ -219,7 +222,7 @@ impl RankReduction {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        gradient::update(|| self.sharding.norm_of::<B, M>(module, gradients))
+        gradient::update(|| self.sharding.shown().norm_of::<B, M>(module, gradients))
     }
 
     /// Gives the model on every rank, and all its clones, the running statistics of rank 0, such as
@@ -230,7 +233,8 @@ impl RankReduction {
     ///
     /// # Errors
     ///
-    /// Those of the group.
+    /// Those of the group; [`ShardingError::NotPrepared`](crate::ShardingError::NotPrepared) as
+    /// [`group`](Self::group).
     ///
     /// # Cost
     ///
@@ -241,6 +245,6 @@ impl RankReduction {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        Statistics::of::<B, M>(module).share::<B, M>(module, &*self.sharding.group)
+        Statistics::of::<B, M>(module).share::<B, M>(module, &*self.group()?)
     }
 }

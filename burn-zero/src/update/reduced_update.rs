@@ -18,6 +18,7 @@ use super::parameters::Parameters;
 use super::shard_update::ShardUpdate;
 use super::sharding::Sharding;
 use super::statistics::Statistics;
+use crate::ZeroError;
 use crate::reduce::GradientReducer;
 use crate::stack::with_stack;
 use crate::state::to_record;
@@ -32,9 +33,7 @@ const NO_STRATEGY: &str = "the update reduces in a Learner (`reduce_in_learner`)
 #[derive(Clone)]
 pub(super) struct ReducedUpdate<B: AutodiffBackend> {
     pub(super) sharding: Sharding,
-    /// Whether a Learner's strategy brings the ranks.
-    pub(super) is_of_strategy: bool,
-    /// How many it must have.
+    /// How many ranks a Learner's strategy must have, if the update was made for a number of them.
     pub(super) ranks: Option<usize>,
     pub(super) inside: ShardUpdate<B>,
     /// On rank 0, while a Learner has a record written: the state of all ranks.
@@ -67,7 +66,7 @@ where
 {
     /// The model with rank 0's weights, hooked on this thread.
     fn prepare(&mut self, model: M, _: &[Parameter]) -> Result<M, UpdateError> {
-        if self.is_of_strategy {
+        if self.sharding.is_of_strategy() {
             return Err(UpdateError::Strategy(NO_STRATEGY.to_owned()));
         }
         // In a box, because a model of many small parameters is large by value.
@@ -151,7 +150,8 @@ impl<B: AutodiffBackend> ReducedUpdate<B> {
                 sharding.take_ranks::<B, M>(group, &device, model, inside)
             }
             LoopRequest::ShareStatistics => {
-                Statistics::of::<B, M>(&model).share::<B, M>(&model, &*sharding.group)?;
+                let group = sharding.group().map_err(ZeroError::from)?;
+                Statistics::of::<B, M>(&model).share::<B, M>(&model, &*group)?;
                 Ok(model)
             }
             LoopRequest::BeginRecord => {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use burn::module::{AutodiffModule, ParamId};
 use burn_backend::AutodiffBackend;
 use burn_decorator::gradient::{decide_with, keep_on_host};
-use burn_decorator::ranks::SharedFn;
+use burn_decorator::ranks::{ForRank, Shared, SharedFn};
 use burn_decorator::repeated_block;
 use burn_ranks::ProcessGroup;
 use parking_lot::Mutex;
@@ -20,7 +20,9 @@ use crate::{Memory, ShardingError, Stage, ZeroError, ZeroSettings};
 /// What a rank knows of a sharded model.
 #[derive(Debug)]
 pub(super) struct Sharding {
-    pub(super) group: Arc<dyn ProcessGroup>,
+    /// The ranks, if it was made with them: otherwise a Learner's strategy brings them when it
+    /// prepares the model.
+    own_group: Option<Arc<dyn ProcessGroup>>,
     pub(super) settings: ZeroSettings,
     pub(super) seed: Option<u64>,
     /// The unit of a parameter, by its path.
@@ -28,7 +30,23 @@ pub(super) struct Sharding {
     /// Of the [reducer](Self::reducer).
     pub(super) owner: Option<Arc<Owner>>,
     /// The model that was prepared last, which recorders use too.
-    pub(super) prepared: Arc<Mutex<Option<Prepared>>>,
+    pub(super) prepared: Arc<LastPrepared>,
+    /// Of a rank of a Learner's strategy, whose update is a copy of the one that was made by the
+    /// handle.
+    shown: Shared<Shown>,
+}
+
+/// The model that an update has prepared last.
+pub(crate) type LastPrepared = Mutex<Option<Prepared>>;
+
+/// What the handles of a rank see: what the strategy has prepared on it last.
+#[derive(Debug, Default)]
+pub(super) struct Shown(Mutex<Option<Arc<LastPrepared>>>);
+
+impl ForRank for Shown {
+    fn for_rank(&self) -> Self {
+        Self::default()
+    }
 }
 
 /// A model that was prepared.
@@ -78,21 +96,26 @@ impl Clone for Sharding {
             unit: self.unit.clone(),
             owner: self.owner.clone(),
             prepared: Arc::new(Mutex::new(self.prepared.lock().clone())),
-            ..Self::of(self.group.clone(), self.settings.clone())
+            shown: self.shown.clone(),
+            ..Self::of(self.own_group.clone(), self.settings.clone())
         }
     }
 }
 
 impl Sharding {
-    pub(super) fn of(group: Arc<dyn ProcessGroup>, settings: ZeroSettings) -> Self {
-        trace_waits(&*group);
+    /// Over the ranks of a group, or over those of a Learner's strategy.
+    pub(super) fn of(group: Option<Arc<dyn ProcessGroup>>, settings: ZeroSettings) -> Self {
+        if let Some(group) = &group {
+            trace_waits(&**group);
+        }
         Self {
-            group,
+            own_group: group,
             settings,
             seed: None,
             unit: None,
             owner: None,
             prepared: Arc::default(),
+            shown: Shared::default(),
         }
     }
 
@@ -129,6 +152,37 @@ impl Sharding {
     /// [`ShardingError::NotPrepared`].
     pub(super) fn reducer(&self) -> Result<Arc<GradientReducer>, ShardingError> {
         Ok(self.prepared()?.reducer)
+    }
+
+    /// Shows the handles of this rank what is prepared here.
+    pub(super) fn show(&self) {
+        *self.shown.0.lock() = Some(self.prepared.clone());
+    }
+
+    /// As a handle sees it.
+    pub(super) fn shown(&self) -> Self {
+        let shown = self.shown.0.lock().clone();
+        Self {
+            prepared: shown.unwrap_or_else(|| self.prepared.clone()),
+            ..self.clone()
+        }
+    }
+
+    /// Whether a Learner's strategy brings the ranks.
+    pub(super) fn is_of_strategy(&self) -> bool {
+        self.own_group.is_none()
+    }
+
+    /// The ranks.
+    ///
+    /// # Errors
+    ///
+    /// [`ShardingError::NotPrepared`], if a strategy has not brought them yet.
+    pub(super) fn group(&self) -> Result<Arc<dyn ProcessGroup>, ShardingError> {
+        match &self.own_group {
+            Some(group) => Ok(group.clone()),
+            None => Ok(self.reducer()?.shared_group().clone()),
+        }
     }
 
     /// Whether parameters are sharded: gathered unit by unit when they are used.

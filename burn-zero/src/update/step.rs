@@ -116,8 +116,9 @@ impl Sharding {
         M: AutodiffModule<B>,
     {
         let (layout, parameters) = (step.layout(), &step.parameters);
-        let norm = if inner.wants_norm(self.group.world_size()) {
-            Some(gradients.norm(layout, &*self.group)?)
+        let group = step.reducer.group();
+        let norm = if inner.wants_norm(group.world_size()) {
+            Some(gradients.norm(layout, group)?)
         } else {
             None
         };
@@ -256,7 +257,7 @@ impl Sharding {
         };
         let (reduced, _) = reduce::<B::InnerBackend>(&step, local)?;
         let shards = reduced.into_shards(step.layout())?;
-        shards.norm(step.layout(), &*self.group)
+        shards.norm(step.layout(), step.reducer.group())
     }
 
     /// The module with the new values of parameters that `take` returns, as new leaves.

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use burn::module::ParamId;
 use burn::tensor::backend::AutodiffBackend;
-use burn_ranks::{Partition, RanksError};
+use burn_ranks::{Partition, ProcessGroup, RanksError};
 use burn_update::UpdateError;
 use ciborium::Value;
 use serde_json::Value as Json;
@@ -41,12 +41,12 @@ impl Sharding {
         B: AutodiffBackend,
     {
         let reducer = self.reducer()?;
-        let layout = reducer.layout();
+        let (layout, group) = (reducer.layout(), reducer.group());
         let of_shards = ids_of_shards(layout);
         let (own, tensors) = split::<B, _>(inner.record(), layout, &of_shards)?;
-        let tree = self.unite(own)?;
+        let tree = united(group, own)?;
         let mut own = by_name(tensors);
-        let ranks = 0..self.group.world_size();
+        let ranks = 0..group.world_size();
         let shards: Vec<_> = ranks.map(|rank| layout.map().shard(rank)).collect();
         let of_module = state_ids(ids.iter().copied());
         let tree = join(&tree, &whole(layout)?, &of_module, |tensor| {
@@ -55,7 +55,7 @@ impl Sharding {
             } = tensor;
             let label = format!("state of the optimizer: {}", spec.name);
             let own = own.remove(&spec.name).unwrap_or_default();
-            let Some(parts) = self.group.gather_bytes_to(&label, 0, own)? else {
+            let Some(parts) = group.gather_bytes_to(&label, 0, own)? else {
                 return Ok(None);
             };
             let size = spec.element_bytes();
@@ -71,7 +71,7 @@ impl Sharding {
             }
             Ok::<_, ZeroError>(Some(bytes))
         })?;
-        Ok(Some(tree).filter(|_| self.group.rank() == 0))
+        Ok(Some(tree).filter(|_| group.rank() == 0))
     }
 
     /// Cuts the state of the whole model, which the optimizer has loaded, to this rank's
@@ -106,27 +106,25 @@ impl Sharding {
         })?;
         inner.load(to_record::<B, _>(tree, device)?)
     }
+}
 
-    /// The trees of all ranks, united.
-    fn unite(&self, own: Json) -> Result<Json, ZeroError> {
-        let label = "state of the optimizer";
-        let all = self
-            .group
-            .gather_bytes(label, own.to_string().into_bytes())?;
-        let trees = all.iter().map(|bytes| serde_json::from_slice(bytes));
-        let trees = trees.collect::<Result<_, _>>().map_err(refuse)?;
-        let united =
-            unite(trees).map_err(
-                |[(rank, value), (peer, peer_value)]| RanksError::Disagreement {
-                    label: label.to_owned(),
-                    rank,
-                    value: value.to_string(),
-                    peer,
-                    peer_value: peer_value.to_string(),
-                },
-            );
-        Ok(united?)
-    }
+/// The trees of all ranks, united.
+fn united(group: &dyn ProcessGroup, own: Json) -> Result<Json, ZeroError> {
+    let label = "state of the optimizer";
+    let all = group.gather_bytes(label, own.to_string().into_bytes())?;
+    let trees = all.iter().map(|bytes| serde_json::from_slice(bytes));
+    let trees = trees.collect::<Result<_, _>>().map_err(refuse)?;
+    let united =
+        unite(trees).map_err(
+            |[(rank, value), (peer, peer_value)]| RanksError::Disagreement {
+                label: label.to_owned(),
+                rank,
+                value: value.to_string(),
+                peer,
+                peer_value: peer_value.to_string(),
+            },
+        );
+    Ok(united?)
 }
 
 fn by_name(tensors: Tensors) -> HashMap<String, Vec<u8>> {

@@ -8,8 +8,8 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::backend::AutodiffBackend;
 use burn_update::{Part, Stateful, Step, Update, UpdateError};
 use burn_zero::{
-    GroupOptions, ProcessGroup, RankReduction, ReduceOverRanks, ShardingError, Stage, ThreadGroup,
-    ZeroError, ZeroSettings,
+    GroupOptions, RankReduction, ReduceOverRanks, ShardingError, Stage, ThreadGroup, ZeroError,
+    ZeroSettings,
 };
 use parking_lot::Mutex;
 
@@ -76,8 +76,7 @@ fn on_threads(ranks: usize, stage: Stage) -> Vec<(usize, f32)> {
     let (update, found) = measuring(stage);
     let strategy = Some(update.strategy().threads(ranks).into());
     train(Model::new(), update, falling(), setup(ranks), strategy);
-    let found = found.lock().clone();
-    found
+    found.lock().clone()
 }
 
 #[test]
@@ -111,8 +110,7 @@ fn so_it_does_where_the_strategy_has_a_group() {
             setup(2),
             Some(strategy.into()),
         );
-        let found = found.lock().clone();
-        found
+        found.lock().clone()
     });
     for found in each.unwrap() {
         let norms = found.iter().zip(&one);

@@ -14,6 +14,7 @@ mod cut_off;
 #[path = "../../../burn-accum/tests/strategy/equal.rs"]
 mod equal;
 mod guide;
+mod handle;
 mod items;
 mod layers;
 #[path = "../../../burn-accum/tests/strategy/learner.rs"]
