@@ -337,7 +337,7 @@ fn whole(value: Value) -> Value {
 }
 
 /// The beginning of a value.
-fn preview(value: &Value) -> String {
+pub(super) fn preview(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(40) {
         Some((end, _)) => format!("{}..", &text[..end]),

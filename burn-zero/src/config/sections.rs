@@ -5,6 +5,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
+use super::deepspeed::preview;
 use super::keys::{Treatment, key};
 use super::{ConfigError, ZeroConfig};
 use crate::HostAdamWConfig;
@@ -149,11 +150,7 @@ fn parse<T: DeserializeOwned>(
                 Some(key) if !key.treatment.has_effect(value) => {}
                 Some(key) if matches!(key.treatment, Treatment::Refused(_)) => {
                     let path = format!("{path}.{name}");
-                    return Err(ConfigError::unsupported(
-                        path,
-                        &value.to_string(),
-                        key.reason,
-                    ));
+                    return Err(ConfigError::unsupported(path, &preview(value), key.reason));
                 }
                 _ => {
                     all.insert(name.clone(), value.clone());

@@ -23,7 +23,7 @@ use burn_decorator::carried::{carry, is_carried, with};
 use burn_decorator::module::for_each_float;
 use burn_ranks::SingleRank;
 
-use crate::parameters::{Entries, LeafPlace, NewValue, ParameterStore};
+use crate::parameters::{LeafPlace, NewValue, ParameterStore, StoreEntries};
 use crate::reduce::{GradientReducer, Layout};
 use crate::update::{Parameters, hook};
 use crate::{Memory, ShardingError, ZeroError, ZeroSettings};
@@ -191,7 +191,7 @@ impl HostLink {
                 Arc::new(Layout::new(all.list, 1, 0, &settings)?)
             }
         };
-        let entries = Entries::trained(layout.clone());
+        let entries = StoreEntries::trained(layout.clone());
         let updated = updated.iter().filter_map(|id| all.index.get(id).copied());
         let known = known.as_deref();
         let store = ParameterStore::of_leaves::<B, M>(known, entries, module, updated);

@@ -15,13 +15,13 @@ use crate::update::Parameters;
 
 /// The parameters of a store: the trained ones of a model and after them the frozen ones that are
 /// sharded. All stores of a model that was prepared once have the same.
-pub(crate) struct Entries {
+pub(crate) struct StoreEntries {
     layout: Arc<Layout>,
     /// The frozen ones, by path: these may share an id and differ.
     frozen: HashMap<String, usize>,
 }
 
-impl Entries {
+impl StoreEntries {
     /// The parameters of `layout`, all of them trained.
     pub(crate) fn trained(layout: Arc<Layout>) -> Self {
         Self {

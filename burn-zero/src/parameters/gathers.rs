@@ -20,8 +20,8 @@ use parking_lot::Mutex;
 
 use super::shard::Elements;
 use super::units::{Gathered, Unit, Units};
-use super::uses::Uses;
-use super::version::Version;
+use super::uses::UnitUses;
+use super::version::ParameterVersion;
 use crate::reduce::{GradientReducer, Layout};
 use crate::{ZeroError, raise};
 
@@ -31,14 +31,14 @@ pub(super) struct Gathers {
     units: Arc<Units>,
     reducer: Arc<GradientReducer>,
     /// By parameter.
-    versions: Arc<[Arc<Version>]>,
+    versions: Arc<[Arc<ParameterVersion>]>,
     /// The step, for labels.
     at: String,
     /// By parameter: the type in which it is gathered where a cast uses it, if that is not its own.
     low_types: Vec<Option<DType>>,
     /// By parameter: this rank's elements in that type, once there is a leaf of it.
     low: Vec<OnceLock<Elements>>,
-    uses: Mutex<Uses>,
+    uses: Mutex<UnitUses>,
     held: Mutex<Held>,
 }
 
@@ -57,7 +57,7 @@ impl Gathers {
         layout: Arc<Layout>,
         units: Arc<Units>,
         reducer: Arc<GradientReducer>,
-        versions: Arc<[Arc<Version>]>,
+        versions: Arc<[Arc<ParameterVersion>]>,
         at: String,
     ) -> Self {
         Self {
@@ -80,7 +80,7 @@ impl Gathers {
     /// Those of the group.
     pub(super) fn after_step(
         &self,
-        versions: Arc<[Arc<Version>]>,
+        versions: Arc<[Arc<ParameterVersion>]>,
         at: String,
     ) -> Result<Self, ZeroError> {
         let mut uses = self.take_uses();
@@ -90,14 +90,14 @@ impl Gathers {
     }
 
     /// Those of versions that no step has made.
-    pub(super) fn of_others(&self, versions: Arc<[Arc<Version>]>, at: String) -> Self {
+    pub(super) fn of_others(&self, versions: Arc<[Arc<ParameterVersion>]>, at: String) -> Self {
         let mut uses = self.take_uses();
         uses.begin_again();
         self.with(versions, at, uses)
     }
 
     /// Those of versions that another model uses, beside the one that is trained.
-    pub(super) fn beside(&self, versions: Arc<[Arc<Version>]>, at: String) -> Self {
+    pub(super) fn beside(&self, versions: Arc<[Arc<ParameterVersion>]>, at: String) -> Self {
         Self::new(
             self.layout.clone(),
             self.units.clone(),
@@ -108,11 +108,11 @@ impl Gathers {
     }
 
     /// How the model was used so far. Who uses these versions from now on is another model.
-    fn take_uses(&self) -> Uses {
+    fn take_uses(&self) -> UnitUses {
         std::mem::take(&mut *self.uses.lock())
     }
 
-    fn with(&self, versions: Arc<[Arc<Version>]>, at: String, uses: Uses) -> Self {
+    fn with(&self, versions: Arc<[Arc<ParameterVersion>]>, at: String, uses: UnitUses) -> Self {
         let known = self.layout.parameters().iter().enumerate();
         let low = known.map(|(parameter, known)| {
             let low = uses.low_type(parameter);

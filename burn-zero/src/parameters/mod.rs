@@ -25,13 +25,13 @@ use crate::ShardingError;
 use crate::backend::trained_leaf;
 use crate::host::read;
 use crate::update::Statistics;
-pub(crate) use entries::Entries;
+pub(crate) use entries::StoreEntries;
 pub(crate) use leaf::{LeafMemory, LeafPlace, NewValue, is_on_host};
 pub(crate) use parts::Parts;
 pub(crate) use shard::Shard;
 pub(crate) use store::ParameterStore;
 pub(crate) use units::Units;
-pub(crate) use version::{Maker, Version};
+pub(crate) use version::{Maker, ParameterVersion};
 
 /// The module with its parameters, trained and frozen, in host memory (DeepSpeed's
 /// `offload_param`). The device holds a parameter only while an operation uses it, in forward and

@@ -16,11 +16,11 @@ use burn::tensor::backend::AutodiffBackend;
 use burn_backend::tensor::FloatTensor;
 use parking_lot::Mutex;
 
-use super::entries::Entries;
+use super::entries::StoreEntries;
 use super::gathers::Gathers;
 use super::shard::{Shard, cut};
 use super::units::Units;
-use super::version::{Maker, Version};
+use super::version::{Maker, ParameterVersion};
 use super::{LeafMemory, NewValue};
 use crate::backend::leaf_node;
 use crate::host::read;
@@ -29,9 +29,9 @@ use crate::{Memory, ZeroError};
 
 /// The parameters of a model, after one step of it.
 pub(crate) struct ParameterStore {
-    entries: Arc<Entries>,
+    entries: Arc<StoreEntries>,
     /// By parameter.
-    versions: Arc<[Arc<Version>]>,
+    versions: Arc<[Arc<ParameterVersion>]>,
     /// The parameters of the leaves that were made of these versions, by node.
     leaves: Mutex<HashMap<u64, usize>>,
     /// `None` where leaves have whole parameters.
@@ -43,7 +43,7 @@ impl ParameterStore {
     /// host has just made the leaves of the parameters of `updated`.
     pub(crate) fn of_leaves<B, M>(
         known: Option<&Self>,
-        entries: Entries,
+        entries: StoreEntries,
         module: &M,
         updated: impl IntoIterator<Item = usize>,
     ) -> Arc<Self>
@@ -53,7 +53,7 @@ impl ParameterStore {
     {
         let mut versions = versions_of::<B, M>(known, &entries, None, module);
         for parameter in updated {
-            versions[parameter] = Arc::new(Version::in_leaf(Maker::HostOptimizer));
+            versions[parameter] = Arc::new(ParameterVersion::in_leaf(Maker::HostOptimizer));
         }
         Self::with(Arc::new(entries), versions.into(), None)
     }
@@ -62,7 +62,7 @@ impl ParameterStore {
     /// far. All ranks call it. `at` names the step in labels.
     pub(crate) fn of_shards<B, M>(
         known: Option<&Self>,
-        entries: Entries,
+        entries: StoreEntries,
         units: Units,
         reducer: Arc<GradientReducer>,
         module: &M,
@@ -80,8 +80,8 @@ impl ParameterStore {
     }
 
     fn with(
-        entries: Arc<Entries>,
-        versions: Arc<[Arc<Version>]>,
+        entries: Arc<StoreEntries>,
+        versions: Arc<[Arc<ParameterVersion>]>,
         gathers: Option<Gathers>,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -100,7 +100,7 @@ impl ParameterStore {
     /// Those of the group.
     pub(crate) fn after_step(
         &self,
-        versions: Vec<Arc<Version>>,
+        versions: Vec<Arc<ParameterVersion>>,
         at: String,
     ) -> Result<Arc<Self>, ZeroError> {
         let versions: Arc<[_]> = versions.into();
@@ -114,7 +114,7 @@ impl ParameterStore {
     }
 
     /// The store with versions that no step has made.
-    fn of_others(&self, versions: Vec<Arc<Version>>, at: String) -> Arc<Self> {
+    fn of_others(&self, versions: Vec<Arc<ParameterVersion>>, at: String) -> Arc<Self> {
         let versions: Arc<[_]> = versions.into();
         let gathers = self.gathers.as_ref();
         let gathers = gathers.map(|gathers| gathers.of_others(versions.clone(), at));
@@ -137,7 +137,7 @@ impl ParameterStore {
         let mut versions = self.versions_of::<B, M>(module);
         for (parameter, version) in versions.iter_mut().enumerate() {
             if let Some(own) = shards.remove(&parameter) {
-                *version = Arc::new(Version::sharded(own, Maker::Other));
+                *version = Arc::new(ParameterVersion::sharded(own, Maker::Other));
             }
         }
         let versions: Arc<[_]> = versions.into();
@@ -145,7 +145,7 @@ impl ParameterStore {
         Some(Self::with(self.entries.clone(), versions, Some(gathers)))
     }
 
-    pub(crate) fn entries(&self) -> &Entries {
+    pub(crate) fn entries(&self) -> &StoreEntries {
         &self.entries
     }
 
@@ -171,7 +171,7 @@ impl ParameterStore {
         &self,
         path: &str,
         leaf: &FloatTensor<B>,
-    ) -> Option<&Version> {
+    ) -> Option<&ParameterVersion> {
         let parameter = self.parameter_of::<B>(leaf)?;
         let is_there = self.layout().parameters()[parameter].path == path;
         is_there.then(|| &*self.versions[parameter])
@@ -191,7 +191,7 @@ impl ParameterStore {
 
     /// The versions that a module has: these, and new ones for leaves that were not made of them.
     /// All ranks call it.
-    pub(crate) fn versions_of<B, M>(&self, module: &M) -> Vec<Arc<Version>>
+    pub(crate) fn versions_of<B, M>(&self, module: &M) -> Vec<Arc<ParameterVersion>>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
@@ -230,8 +230,8 @@ impl ParameterStore {
         let versions = (0..self.versions.len()).map(|parameter| {
             let own = shards.remove(&parameter);
             Arc::new(match own {
-                Some(own) => Version::sharded(own, Maker::Other),
-                None => Version::gone(),
+                Some(own) => ParameterVersion::sharded(own, Maker::Other),
+                None => ParameterVersion::gone(),
             })
         });
         self.of_others(versions.collect(), at)
@@ -294,16 +294,16 @@ impl fmt::Debug for ParameterStore {
 /// memory.
 fn versions_of<B: AutodiffBackend, M: AutodiffModule<B>>(
     known: Option<&ParameterStore>,
-    entries: &Entries,
+    entries: &StoreEntries,
     shards: Option<Memory>,
     module: &M,
-) -> Vec<Arc<Version>> {
+) -> Vec<Arc<ParameterVersion>> {
     let layout = entries.layout();
     let leaves = entries.leaves::<B, M>(module);
     let known = known.map(|known| (known, Cuts::of(known.layout(), layout)));
     let versions = (0..layout.parameters().len()).map(|parameter| {
         let Some(leaf) = leaves.get(&parameter) else {
-            return Arc::new(Version::gone());
+            return Arc::new(ParameterVersion::gone());
         };
         let of_known = known.as_ref().and_then(|(known, cuts)| {
             let its_parameter = known.parameter_of::<B>(leaf)?;
@@ -318,7 +318,7 @@ fn versions_of<B: AutodiffBackend, M: AutodiffModule<B>>(
         });
         of_known.unwrap_or_else(|| {
             Arc::new(match shards {
-                None => Version::in_leaf(Maker::Other),
+                None => ParameterVersion::in_leaf(Maker::Other),
                 Some(memory) => {
                     // The read may be a collective, so a rank without elements of the parameter
                     // makes it too.
@@ -326,7 +326,7 @@ fn versions_of<B: AutodiffBackend, M: AutodiffModule<B>>(
                     let own = NewValue::Host(cut(&whole, layout.shard(parameter)));
                     let device = B::float_device(leaf);
                     let own = Shard::new::<B::InnerBackend>(own, memory, &device);
-                    Version::sharded(own, Maker::Other)
+                    ParameterVersion::sharded(own, Maker::Other)
                 }
             })
         })

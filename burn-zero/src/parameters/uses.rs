@@ -13,7 +13,7 @@ use crate::host::exchanged;
 /// stays as it is, such as the reference model of DPO, is used in another order, and has its own as
 /// soon as an update has made the model another one.
 #[derive(Default)]
-pub(super) struct Uses {
+pub(super) struct UnitUses {
     /// The units that the current step has used.
     units: Vec<usize>,
     /// The units that the step before has used.
@@ -38,7 +38,7 @@ enum UsedType {
 /// More than those of a step.
 const MOST_USES: usize = 1 << 16;
 
-impl Uses {
+impl UnitUses {
     /// A step of the trained model has ended, the one of this number.
     pub(super) fn end_step(&mut self, number: usize) {
         self.last_step = number;
@@ -149,14 +149,14 @@ mod tests {
 
     #[test]
     fn what_is_used_without_a_step_is_not_remembered_without_end() {
-        let mut uses = Uses::default();
+        let mut uses = UnitUses::default();
         (0..3 * MOST_USES).for_each(|use_| assert_eq!(uses.next(use_ % 2, 0), None));
         assert_eq!(uses.units.len(), MOST_USES);
     }
 
     #[test]
     fn a_step_expects_the_order_of_the_step_before() {
-        let mut uses = Uses::default();
+        let mut uses = UnitUses::default();
         for (step, units) in [[0, 1, 2], [2, 0, 1], [2, 0, 1]].into_iter().enumerate() {
             let found = units.map(|unit| uses.next(unit, step));
             if step == 2 {

@@ -4,7 +4,7 @@ use super::shard::Shard;
 
 /// A version of a parameter. It never changes, as each update makes a new one, so that the stores
 /// before and after an update share those of parameters that it leaves alone.
-pub(crate) struct Version {
+pub(crate) struct ParameterVersion {
     residence: Residence,
     maker: Maker,
 }
@@ -28,7 +28,7 @@ pub(crate) enum Maker {
     Other,
 }
 
-impl Version {
+impl ParameterVersion {
     /// Of elements that the leaf has.
     pub(crate) fn in_leaf(maker: Maker) -> Self {
         let residence = Residence::Leaf;

@@ -21,7 +21,7 @@ use crate::backend::{is_taken, leaf_node, stream};
 use crate::host::{exchanged, floats, read};
 use crate::module::{Replace, replace_tensors};
 use crate::parameters::{
-    Entries, ParameterStore, Parts, Units, is_on_host, offloaded, replace_parameters,
+    ParameterStore, Parts, StoreEntries, Units, is_on_host, offloaded, replace_parameters,
 };
 use crate::reduce::{GradientReducer, Layout, Owner, ParameterSpec};
 use crate::trace::trace_waits;
@@ -173,20 +173,9 @@ impl Sharding {
         M: AutodiffModule<B>,
     {
         let (ranks, rank, settings) = (group.world_size(), group.rank(), &self.settings);
-        let gathers_units = self.gathers_units(&*group);
         let tried = trial::run::<B>(inner, settings, ranks, device);
-        let seed = self.seed.filter(|_| ranks > 1);
         let parameters = Parameters::of::<B, M>(&module);
-        let leave = ranks > 1 && settings.stage.shards_gradients();
-        let what = if leave || settings.gradients == Memory::Host {
-            Some("gradients leave during backward (stage 2, and `gradients: Memory::Host`)")
-        } else {
-            seed.map(|_| "`with_seed` gives each rank random numbers of its own")
-        };
-        if let Some(what) = what.filter(|_| !parameters.are_hooked) {
-            let backend = B::name(device);
-            return Err(ShardingError::NotSharded { what, backend }.into());
-        }
+        self.check_hooked::<B>(&parameters, ranks, device)?;
         parameters.check(ranks, settings.partition)?;
         let before = self.reducer().ok();
         let layout = before.as_deref().map(GradientReducer::layout);
@@ -205,51 +194,118 @@ impl Sharding {
         let agreed = group.agree_on_entries("parameters", &described);
         agreed.map_err(ZeroError::from)?;
 
-        let (mut frozen, mut are_there) = (Vec::new(), HashSet::new());
-        if gathers_units {
-            frozen = frozen_parts::<B, M>(&module);
-            let all = parameters.list.iter().chain(&frozen);
-            are_there = all.clone().map(|it| it.path.clone()).collect();
-            let units = all.map(|ParameterSpec { path, .. }| {
-                let unit = self.unit(path);
-                format!("{path} in {unit}")
-            });
-            let units: Vec<_> = units.collect();
-            let agreed = group.agree_on_entries("units of the parameters", &units);
-            agreed.map_err(ZeroError::from)?;
-        }
-        let module = broadcast::<B, M>(module, &*group, &are_there)?;
-        let layout = Arc::new(Layout::new(parameters.list, ranks, rank, settings)?);
-        let sharded = if gathers_units {
-            let trained = layout.parameters().len();
-            let all = Arc::new(layout.with_frozen(frozen)?);
-            let units = Units::new(&all, settings.shards, |path| self.unit(path));
-            Some((Entries::with_frozen(all, trained), units))
+        let frozen = if self.gathers_units(&*group) {
+            Some(self.frozen_in_units::<B, M>(&module, &parameters, &*group)?)
         } else {
             None
         };
+        let in_parts = frozen
+            .iter()
+            .flat_map(|frozen| parameters.list.iter().chain(frozen));
+        let in_parts = in_parts.map(|it| it.path.clone()).collect();
+        let module = broadcast::<B, M>(module, &*group, &in_parts)?;
+        let layout = Arc::new(Layout::new(parameters.list, ranks, rank, settings)?);
         let owner = Arc::new(Owner);
         let of_owner = Arc::downgrade(&owner);
-        let reducer = GradientReducer::new(layout.clone(), group.clone(), settings, of_owner);
+        let reducer = GradientReducer::new(layout, group.clone(), settings, of_owner);
         let reducer = Arc::new(reducer);
-        if let Some(seed) = seed {
+        if let Some(seed) = self.seed.filter(|_| ranks > 1) {
             stream::begin(&reducer, rank, seed);
         }
         let before = self.prepared.lock().take();
         let known = before.as_ref().map(|before| &*before.store);
-        let store = match sharded {
-            None => {
-                let entries = Entries::trained(layout);
-                ParameterStore::of_leaves::<B, M>(known, entries, &module, [])
-            }
-            Some((entries, units)) => {
-                let (reducer, at) = (reducer.clone(), "after the start".to_owned());
-                ParameterStore::of_shards::<B, M>(known, entries, units, reducer, &module, at)
-            }
-        };
+        let store = self.store_of::<B, M>(known, &reducer, frozen, &module)?;
         let (module, ids) = self.hold::<B, M>(Prepared { reducer, store }, module);
         self.owner = Some(owner);
         Ok((module, ids))
+    }
+
+    /// # Errors
+    ///
+    /// [`ShardingError::NotSharded`] if the settings need hooks on leaves that the backend has not.
+    fn check_hooked<B: AutodiffBackend>(
+        &self,
+        parameters: &Parameters,
+        ranks: usize,
+        device: &B::Device,
+    ) -> Result<(), ShardingError> {
+        let leave = ranks > 1 && self.settings.stage.shards_gradients();
+        let what = if leave || self.settings.gradients == Memory::Host {
+            "gradients leave during backward (stage 2, and `gradients: Memory::Host`)"
+        } else if ranks > 1 && self.seed.is_some() {
+            "`with_seed` gives each rank random numbers of its own"
+        } else {
+            return Ok(());
+        };
+        if parameters.are_hooked {
+            return Ok(());
+        }
+        let backend = B::name(device);
+        Err(ShardingError::NotSharded { what, backend })
+    }
+
+    /// The frozen parameters of a module in parts, which are gathered in units with those that are
+    /// `trained`.
+    ///
+    /// # Errors
+    ///
+    /// [`RanksError::Disagreement`](crate::RanksError::Disagreement) if the ranks' units differ;
+    /// those of the group.
+    fn frozen_in_units<B, M>(
+        &self,
+        module: &M,
+        trained: &Parameters,
+        group: &dyn ProcessGroup,
+    ) -> Result<Vec<ParameterSpec>, ZeroError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let frozen = frozen_parts::<B, M>(module);
+        let all = trained.list.iter().chain(&frozen);
+        let units = all.map(|ParameterSpec { path, .. }| {
+            let unit = self.unit(path);
+            format!("{path} in {unit}")
+        });
+        let units: Vec<_> = units.collect();
+        group.agree_on_entries("units of the parameters", &units)?;
+        Ok(frozen)
+    }
+
+    /// The store of a module, whose parameters are sharded together with those that are `frozen`, if
+    /// that is not `None`. All ranks call it.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::InvalidSetting`] for more elements than `usize` counts.
+    fn store_of<B, M>(
+        &self,
+        known: Option<&ParameterStore>,
+        reducer: &Arc<GradientReducer>,
+        frozen: Option<Vec<ParameterSpec>>,
+        module: &M,
+    ) -> Result<Arc<ParameterStore>, ZeroError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let layout = reducer.layout();
+        let Some(frozen) = frozen else {
+            let entries = StoreEntries::trained(layout.clone());
+            return Ok(ParameterStore::of_leaves::<B, M>(
+                known,
+                entries,
+                module,
+                [],
+            ));
+        };
+        let trained = layout.parameters().len();
+        let all = Arc::new(layout.with_frozen(frozen)?);
+        let units = Units::new(&all, self.settings.shards, |path| self.unit(path));
+        let entries = StoreEntries::with_frozen(all, trained);
+        let (reducer, at) = (reducer.clone(), "after the start".to_owned());
+        let store = ParameterStore::of_shards::<B, M>(known, entries, units, reducer, module, at);
+        Ok(store)
     }
 }
 

@@ -38,8 +38,6 @@ use crate::{Recorder, ZeroError, ZeroSettings};
 #[derive(Debug)]
 pub struct RankReduction {
     pub(super) sharding: Sharding,
-    /// How many the strategy must have, where the update was made for a number of them.
-    pub(super) ranks: Option<usize>,
     /// Whether an update reduces by it or by a clone of it.
     pub(super) is_used: Arc<AtomicBool>,
 }
@@ -48,7 +46,6 @@ impl Clone for RankReduction {
     fn clone(&self) -> Self {
         Self {
             sharding: self.sharding.sharing_prepared(),
-            ranks: self.ranks,
             is_used: self.is_used.clone(),
         }
     }
@@ -65,7 +62,6 @@ impl RankReduction {
         group.agree_equal("settings", &format!("{settings:?}"))?;
         Ok(Self {
             sharding: Sharding::of(Some(group), settings),
-            ranks: None,
             is_used: Arc::default(),
         })
     }
@@ -77,14 +73,13 @@ impl RankReduction {
     pub fn in_learner(settings: ZeroSettings) -> Self {
         Self {
             sharding: Sharding::of(None, settings),
-            ranks: None,
             is_used: Arc::default(),
         }
     }
 
     /// Refuses a strategy with another number of ranks.
     pub(crate) fn of_ranks(mut self, ranks: usize) -> Self {
-        self.ranks = Some(ranks);
+        self.sharding.ranks_of_strategy = Some(ranks);
         self
     }
 

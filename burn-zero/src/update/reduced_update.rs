@@ -33,8 +33,6 @@ const NO_STRATEGY: &str = "the update reduces in a Learner (`reduce_in_learner`)
 #[derive(Clone)]
 pub(super) struct ReducedUpdate<B: AutodiffBackend> {
     pub(super) sharding: Sharding,
-    /// How many ranks a Learner's strategy must have, if the update was made for a number of them.
-    pub(super) ranks: Option<usize>,
     pub(super) inside: ShardUpdate<B>,
     /// On rank 0, while a Learner has a record written: the state of all ranks.
     pub(super) whole: Option<PartState>,
@@ -142,7 +140,7 @@ impl<B: AutodiffBackend> ReducedUpdate<B> {
         match request {
             LoopRequest::Prepare { group, device } => {
                 let found = group.world_size();
-                if let Some(ranks) = self.ranks.filter(|ranks| *ranks != found) {
+                if let Some(ranks) = sharding.ranks_of_strategy.filter(|ranks| *ranks != found) {
                     return Err(UpdateError::Strategy(other_ranks(ranks, found)));
                 }
                 let device = B::Device::from_id(*device);

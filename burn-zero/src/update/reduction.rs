@@ -234,7 +234,6 @@ impl<B: AutodiffBackend> ReduceOverRanks<B> for Update<ParameterShards<B>, B> {
         }
         Ok(Update::by(ReducedUpdate {
             sharding: reduction.sharding.sharing_prepared(),
-            ranks: reduction.ranks,
             inside: ShardUpdate::new(self.into_last_parts(AFTER)?),
             whole: None,
         }))

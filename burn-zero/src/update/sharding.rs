@@ -23,6 +23,8 @@ pub(super) struct Sharding {
     /// The ranks, if it was made with them: otherwise a Learner's strategy brings them when it
     /// prepares the model.
     own_group: Option<Arc<dyn ProcessGroup>>,
+    /// How many ranks the strategy must have, if the update was made for a number of them.
+    pub(super) ranks_of_strategy: Option<usize>,
     pub(super) settings: ZeroSettings,
     pub(super) seed: Option<u64>,
     /// The unit of a parameter, by its path.
@@ -97,6 +99,7 @@ impl Clone for Sharding {
             owner: self.owner.clone(),
             prepared: Arc::new(Mutex::new(self.prepared.lock().clone())),
             shown: self.shown.clone(),
+            ranks_of_strategy: self.ranks_of_strategy,
             ..Self::of(self.own_group.clone(), self.settings.clone())
         }
     }
@@ -110,6 +113,7 @@ impl Sharding {
         }
         Self {
             own_group: group,
+            ranks_of_strategy: None,
             settings,
             seed: None,
             unit: None,

@@ -23,7 +23,9 @@ use super::shard_update::ShardUpdate;
 use super::sharding::{Prepared, Sharding};
 use crate::host::{floats, not_read, read_floats};
 use crate::offload::step_on_shards;
-use crate::parameters::{LeafMemory, LeafPlace, Maker, NewValue, ParameterStore, Shard, Version};
+use crate::parameters::{
+    LeafMemory, LeafPlace, Maker, NewValue, ParameterStore, ParameterVersion, Shard,
+};
 use crate::reduce::{GradientReducer, Layout, StepTag};
 use crate::{Memory, ShardingError, ZeroError};
 
@@ -200,12 +202,12 @@ impl Sharding {
             };
             for (parameter, new) in shards {
                 let new = Shard::new::<B::InnerBackend>(new, memory, &step.device);
-                versions[parameter] = Arc::new(Version::sharded(new, makers[parameter]));
+                versions[parameter] = Arc::new(ParameterVersion::sharded(new, makers[parameter]));
             }
             module
         } else {
             for parameter in (0..has_gradient.len()).filter(|parameter| has_gradient[*parameter]) {
-                versions[parameter] = Arc::new(Version::in_leaf(makers[parameter]));
+                versions[parameter] = Arc::new(ParameterVersion::in_leaf(makers[parameter]));
             }
             if layout.holds_all() {
                 self.replace::<B, M>(module, parameters, |index| {
@@ -397,7 +399,7 @@ struct UpdatedShards<I: Backend> {
     shards: HashMap<usize, NewValue<I>>,
     has_gradient: Vec<bool>,
     /// By parameter: what the update started from.
-    versions: Vec<Arc<Version>>,
+    versions: Vec<Arc<ParameterVersion>>,
 }
 
 impl<I: Backend> UpdatedShards<I> {

@@ -133,6 +133,16 @@ fn errors_name_the_place_and_what_to_put() {
     }
 }
 
+#[test]
+fn a_long_value_is_shown_by_its_beginning() {
+    let (long, beginning) = ("x".repeat(1000), "x".repeat(39));
+    let file = json!({"bf16": {"bf16_master_weights_and_grads": long}});
+    let error = try_read(&file).unwrap_err().to_string();
+    let expected =
+        format!("bf16.bf16_master_weights_and_grads: \"{beginning}.. is not supported: ");
+    assert!(error.starts_with(&expected), "{error}");
+}
+
 /// PyTorch's AdamW decays by 0.01 unless it is told; DeepSpeed's own decays by nothing.
 #[test]
 fn torch_adam_has_pytorchs_weight_decay() {
