@@ -17,7 +17,7 @@ use burn_decorator::non_finite::{
 use burn_update::{Arrived, UpdateError};
 
 use crate::{
-    AccumConfig, AccumError, NonFinite, Normalization, UpdateCounter, WindowSchedule,
+    AccumConfig, AccumError, NonFinite, Normalization, UpdateCounter,
     sums::{AnyWindow, Known, Sums, Unread},
     tally::{Step, Tally},
 };
@@ -80,7 +80,8 @@ const PATIENCE: u64 = 100;
 #[derive(Clone)]
 pub struct Accumulation {
     normalization: Normalization,
-    schedule: WindowSchedule,
+    /// Micro-steps of a window.
+    steps: u64,
     non_finite: NonFinite,
     tally: Tally,
     window: AnyWindow,
@@ -116,24 +117,13 @@ impl Accumulation {
         config.validate()?;
         Ok(Self {
             normalization: config.normalization,
-            schedule: WindowSchedule::Constant(config.steps),
+            steps: config.steps as u64,
             non_finite: NonFinite::default(),
             tally: Tally::default(),
             window: AnyWindow::default(),
             counter: UpdateCounter::default(),
             is_closed: false,
         })
-    }
-
-    /// Chooses another length for each window, instead of [`AccumConfig::steps`].
-    ///
-    /// # Errors
-    ///
-    /// [`AccumError::InvalidSchedule`], [`AccumError::ZeroSteps`].
-    pub fn with_schedule(mut self, schedule: WindowSchedule) -> Result<Self, AccumError> {
-        schedule.validate()?;
-        self.schedule = schedule;
-        Ok(self)
     }
 
     /// Chooses what happens to a non-finite micro-batch. Default [`NonFinite::Drop`].
@@ -148,9 +138,9 @@ impl Accumulation {
         self.counter.clone()
     }
 
-    /// The length of the current window, in micro-steps.
+    /// The length of a window, in micro-steps.
     pub fn steps(&self) -> u64 {
-        self.schedule.steps_at(self.tally.updates)
+        self.steps
     }
 
     /// What the sum of a window is divided by.
@@ -449,7 +439,7 @@ impl core::fmt::Debug for Accumulation {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Accumulation")
             .field("normalization", &self.normalization)
-            .field("schedule", &self.schedule)
+            .field("steps", &self.steps)
             .field("tally", &self.tally)
             .finish_non_exhaustive()
     }

@@ -11,7 +11,7 @@ use burn::{
 
 use burn_decorator::non_finite::{on, widen};
 
-use crate::{AccumError, GradNorm, InvalidValue};
+use crate::{AccumError, GradNorm};
 
 /// Clips the gradients of a [`burn_update::Update`] by their norm over all parameters
 /// (`torch.nn.utils.clip_grad_norm_`, optax's `clip_by_global_norm`), as training recipes do:
@@ -64,7 +64,7 @@ impl ClipNorm {
     ///
     /// [`AccumError::InvalidValue`] unless `max_norm` is above 0.
     pub fn new(max_norm: f32) -> Result<Self, AccumError> {
-        InvalidValue::unless(max_norm > 0.0, "max_norm", max_norm.into(), "above 0")?;
+        AccumError::unless(max_norm > 0.0, "max_norm", max_norm.into(), "above 0")?;
         Ok(Self {
             max_norm,
             norm: GradNorm::default(),

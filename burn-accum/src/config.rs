@@ -16,7 +16,7 @@ use crate::AccumError;
 /// assert!(config.validate().is_ok());
 ///
 /// let error = AccumConfig { steps: 0, ..config }.validate().unwrap_err();
-/// assert_eq!(error.to_string(), "a window of 0 micro-batches from update 0 on: it must be at least 1");
+/// assert_eq!(error.to_string(), "a window of 0 micro-batches: it must be at least 1");
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -69,27 +69,6 @@ pub enum NonFinite {
     Propagate,
 }
 
-/// The window's length as a function of the number of updates taken so far (optax's
-/// `every_k_schedule`).
-///
-/// ```
-/// use burn_accum::WindowSchedule;
-///
-/// // Small windows at first, from the thousandth update on large ones.
-/// let schedule = WindowSchedule::Piecewise(vec![(0, 4), (1000, 32)]);
-/// assert_eq!((schedule.steps_at(999), schedule.steps_at(1000)), (4, 32));
-/// assert!(WindowSchedule::Piecewise(vec![(10, 4)]).validate().is_err());
-/// ```
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum WindowSchedule {
-    /// Always the same number of micro-steps.
-    Constant(usize),
-    /// Pairs `(from_update, steps)` in increasing order, the first from update 0: windows have
-    /// `steps` micro-steps from that update on.
-    Piecewise(Vec<(u64, usize)>),
-}
-
 impl Default for AccumConfig {
     fn default() -> Self {
         Self::mean(1)
@@ -119,63 +98,9 @@ impl AccumConfig {
     ///
     /// [`AccumError::ZeroSteps`].
     pub fn validate(&self) -> Result<(), AccumError> {
-        at_least_one(0, self.steps)
-    }
-}
-
-impl WindowSchedule {
-    /// The length of the window that follows `updates` updates.
-    ///
-    /// # Panics
-    ///
-    /// If the schedule is [invalid](Self::validate).
-    pub fn steps_at(&self, updates: u64) -> u64 {
-        let steps = match self {
-            Self::Constant(steps) => *steps,
-            Self::Piecewise(pieces) => {
-                let after = pieces.partition_point(|&(from_update, _)| from_update <= updates);
-                pieces[after - 1].1
-            }
-        };
-        steps as u64
-    }
-
-    /// Checks every piece.
-    ///
-    /// # Errors
-    ///
-    /// [`AccumError::ZeroSteps`], [`AccumError::InvalidSchedule`].
-    pub fn validate(&self) -> Result<(), AccumError> {
-        let pieces = match self {
-            Self::Constant(steps) => return at_least_one(0, *steps),
-            Self::Piecewise(pieces) => pieces,
-        };
-        let refuse = |index, from_update, expected| {
-            Err(AccumError::InvalidSchedule {
-                index,
-                from_update,
-                expected,
-            })
-        };
-        match pieces.first() {
-            None => return refuse(0, 0, "there: a schedule has at least one entry"),
-            Some(&(0, _)) => {}
-            Some(&(from_update, _)) => return refuse(0, from_update, "0"),
+        match self.steps {
+            0 => Err(AccumError::ZeroSteps),
+            _ => Ok(()),
         }
-        for (index, pair) in pieces.windows(2).enumerate() {
-            if pair[1].0 <= pair[0].0 {
-                return refuse(index + 1, pair[1].0, "later than the entry before");
-            }
-        }
-        pieces
-            .iter()
-            .try_for_each(|&(from_update, steps)| at_least_one(from_update, steps))
-    }
-}
-
-fn at_least_one(from_update: u64, steps: usize) -> Result<(), AccumError> {
-    match steps {
-        0 => Err(AccumError::ZeroSteps { steps, from_update }),
-        _ => Ok(()),
     }
 }

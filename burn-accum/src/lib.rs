@@ -110,13 +110,12 @@ pub use accumulation::Accumulation;
 pub use burn_decorator::module::independent;
 pub use burn_update::{EpochTail, PerUpdate, PerUpdateRecord};
 pub use clip::ClipNorm;
-pub use config::{AccumConfig, NonFinite, Normalization, WindowSchedule};
+pub use config::{AccumConfig, NonFinite, Normalization};
 pub use counted::{CountSlot, Counted, Items};
-pub use error::{AccumError, InvalidValue};
+pub use error::AccumError;
 pub use find::{
-    EstimatedStart, FindError, MemoryProbe, MicroBatchFound, MicroBatchSearch, Partition,
-    PeakCounter, SampledGauge, StepResult, Trial, TrialOutcome, find_micro_batch,
-    host_memory_bytes, rehearse,
+    EstimatedStart, MemoryProbe, MicroBatchFound, MicroBatchSearch, Partition, PeakCounter,
+    SampledGauge, StepResult, Trial, TrialOutcome, find_micro_batch, host_memory_bytes, rehearse,
 };
 pub use lr_scaling::{LrScaling, ScaledLr};
 pub use norm::{GradNorm, GradNormMetric};

@@ -3,7 +3,7 @@
 use burn::{lr_scheduler::LrScheduler, optim::LearningRate, tensor::backend::Backend};
 use serde::{Deserialize, Serialize};
 
-use crate::{AccumError, InvalidValue};
+use crate::AccumError;
 
 /// How the learning rate grows with the effective batch (micro-batch x window x ranks), from a
 /// recipe for a base batch.
@@ -73,8 +73,8 @@ impl LrScaling {
         effective_batch: usize,
         warm_up: usize,
     ) -> Result<ScaledLr<S>, AccumError> {
-        InvalidValue::unless_positive("base_batch", base_batch)?;
-        InvalidValue::unless_positive("effective_batch", effective_batch)?;
+        AccumError::unless_positive("base_batch", base_batch)?;
+        AccumError::unless_positive("effective_batch", effective_batch)?;
         Ok(ScaledLr {
             inner,
             factor: self.factor(base_batch, effective_batch),

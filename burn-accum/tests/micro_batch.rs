@@ -15,8 +15,8 @@ use burn::{
     train::{ItemLazy, TrainOutput, TrainStep},
 };
 use burn_accum::{
-    AccumConfig, Counted, FindError, MemoryProbe, MicroBatchFound, MicroBatchSearch, Normalization,
-    PeakCounter, TrialOutcome, find_micro_batch, rehearse,
+    AccumConfig, AccumError, Counted, MemoryProbe, MicroBatchFound, MicroBatchSearch,
+    Normalization, PeakCounter, TrialOutcome, find_micro_batch, rehearse,
 };
 use burn_flex::Flex;
 use burn_update::Update;
@@ -103,7 +103,7 @@ fn in_windows_of(micro_batches: usize, micro_batch: usize) {
     });
 }
 
-fn find(limit_bytes: u64) -> Result<MicroBatchFound, FindError> {
+fn find(limit_bytes: u64) -> Result<MicroBatchFound, AccumError> {
     let search = MicroBatchSearch::new(EFFECTIVE_BATCH, limit_bytes)
         .with_normalization(Normalization::Tokens);
     find_micro_batch::<B, _>(&search, &Default::default(), &mut probe(), step)
@@ -236,23 +236,23 @@ fn what_fails_does_not_fit_and_leaves_all_in_order() {
 
 fn what_cannot_be_found_is_told() {
     let error = find(1 << 20).unwrap_err();
-    let FindError::LimitTooSmall { needed_bytes, .. } = error else {
+    let AccumError::LimitTooSmall { needed_bytes, .. } = error else {
         panic!("{error}");
     };
     // The heap of a test is not the same to the byte between two searches.
     assert!(matches!(
         find(needed_bytes - needed_bytes / 50),
-        Err(FindError::LimitTooSmall { .. })
+        Err(AccumError::LimitTooSmall { .. })
     ));
     assert!(find(needed_bytes + needed_bytes / 500).is_ok());
 
     let search = MicroBatchSearch::new(8, 1 << 30);
     let mut blind = PeakCounter::new(|| (), || 0);
     let error = find_micro_batch::<B, _>(&search, &Default::default(), &mut blind, step);
-    assert!(matches!(error, Err(FindError::NothingMeasured { .. })));
+    assert!(matches!(error, Err(AccumError::NothingMeasured { .. })));
 
     let fails = |_| panic!("a bug");
     let error = find_micro_batch::<B, ()>(&search, &Default::default(), &mut probe(), fails);
     let reason = "a bug".to_owned();
-    assert_eq!(error, Err(FindError::StepFails { reason }));
+    assert_eq!(error, Err(AccumError::StepFails { reason }));
 }

@@ -4,7 +4,6 @@
 //! `probe` measures it, `rehearse` is the step of a usual training, `partition` and `report` are
 //! the result, `host` is the memory of the machine.
 
-mod error;
 mod host;
 mod partition;
 mod probe;
@@ -16,11 +15,12 @@ mod trial;
 
 use burn::tensor::backend::Backend;
 
-pub use error::FindError;
+use crate::AccumError;
 pub use host::host_memory_bytes;
 pub use partition::Partition;
 pub use probe::{MemoryProbe, PeakCounter, SampledGauge};
 pub use rehearse::rehearse;
+pub(crate) use report::mebibytes;
 pub use report::{MicroBatchFound, Trial, TrialOutcome};
 pub use request::{EstimatedStart, MicroBatchSearch};
 use search::Measured;
@@ -71,25 +71,25 @@ pub use trial::StepResult;
 /// assert_eq!(found.partition.sizes().collect::<Vec<_>>(), [7, 7, 6]); // 600 + 7 * 50 = 950
 /// assert_eq!(found.config()?.steps, 3); // update.accumulate(found.config()?)?
 /// println!("{found}");
-/// # Ok::<(), burn_accum::FindError>(())
+/// # Ok::<(), burn_accum::AccumError>(())
 /// ```
 ///
 /// # Errors
 ///
-/// [`FindError::InvalidValue`], [`FindError::LimitTooSmall`], [`FindError::StepFails`] with a
-/// micro-batch of one, [`FindError::NothingMeasured`], [`FindError::PeaksMissed`].
+/// [`AccumError::InvalidValue`], [`AccumError::LimitTooSmall`], [`AccumError::StepFails`] with a
+/// micro-batch of one, [`AccumError::NothingMeasured`], [`AccumError::PeaksMissed`].
 pub fn find_micro_batch<B, R>(
     search: &MicroBatchSearch,
     device: &B::Device,
     probe: &mut (impl MemoryProbe + ?Sized),
     step: impl Fn(usize) -> R,
-) -> Result<MicroBatchFound, FindError>
+) -> Result<MicroBatchFound, AccumError>
 where
     B: Backend,
     R: StepResult,
 {
     search.validate()?;
-    trial::<B, R>(device, &step, 1).map_err(|reason| FindError::StepFails { reason })?;
+    trial::<B, R>(device, &step, 1).map_err(|reason| AccumError::StepFails { reason })?;
     search::run(search, |micro_batch| {
         let before_bytes = probe.begin();
         let result = trial::<B, R>(device, &step, micro_batch);
@@ -99,7 +99,7 @@ where
             return Ok(Measured::Failed(reason));
         }
         if peak_bytes <= before_bytes {
-            return Err(FindError::NothingMeasured {
+            return Err(AccumError::NothingMeasured {
                 micro_batch,
                 before_bytes,
                 peak_bytes,

@@ -4,8 +4,7 @@ use core::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::FindError;
-use crate::{AccumConfig, InvalidValue, Normalization};
+use crate::{AccumConfig, AccumError, Normalization};
 
 /// An effective batch, split into a window of micro-batches that add up to it exactly: all have the
 /// same size, only the last may be smaller.
@@ -23,7 +22,7 @@ use crate::{AccumConfig, InvalidValue, Normalization};
 /// // The mean over three micro-batches would give the last two items twice the weight.
 /// assert!(partition.config(Normalization::Mean).is_err());
 /// assert_eq!(Partition::new(10, 2)?.config(Normalization::Mean)?, AccumConfig::mean(5));
-/// # Ok::<(), burn_accum::FindError>(())
+/// # Ok::<(), burn_accum::AccumError>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Partition {
@@ -36,12 +35,12 @@ impl Partition {
     ///
     /// # Errors
     ///
-    /// [`FindError::InvalidValue`] if one of the two is 0, [`FindError::LargerThanEffectiveBatch`].
-    pub fn new(effective_batch: usize, micro_batch: usize) -> Result<Self, FindError> {
-        InvalidValue::unless_positive("effective_batch", effective_batch)?;
-        InvalidValue::unless_positive("micro_batch", micro_batch)?;
+    /// [`AccumError::InvalidValue`] if one of the two is 0, [`AccumError::LargerThanEffectiveBatch`].
+    pub fn new(effective_batch: usize, micro_batch: usize) -> Result<Self, AccumError> {
+        AccumError::unless_positive("effective_batch", effective_batch)?;
+        AccumError::unless_positive("micro_batch", micro_batch)?;
         if micro_batch > effective_batch {
-            return Err(FindError::LargerThanEffectiveBatch {
+            return Err(AccumError::LargerThanEffectiveBatch {
                 micro_batch,
                 effective_batch,
             });
@@ -98,10 +97,10 @@ impl Partition {
     ///
     /// # Errors
     ///
-    /// [`FindError::UnevenMean`] for `Mean` if the last micro-batch is smaller.
-    pub fn config(&self, normalization: Normalization) -> Result<AccumConfig, FindError> {
+    /// [`AccumError::UnevenMean`] for `Mean` if the last micro-batch is smaller.
+    pub fn config(&self, normalization: Normalization) -> Result<AccumConfig, AccumError> {
         if normalization == Normalization::Mean && !self.is_even() {
-            return Err(FindError::UnevenMean {
+            return Err(AccumError::UnevenMean {
                 effective_batch: self.effective_batch,
                 micro_batch: self.micro_batch,
                 last: self.last(),

@@ -4,8 +4,8 @@ use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{FindError, MicroBatchSearch, Partition};
-use crate::{AccumConfig, Normalization};
+use super::{MicroBatchSearch, Partition};
+use crate::{AccumConfig, AccumError, Normalization};
 
 /// The largest micro-batch that fits, and how it was found. Displayed it is a table of all trials.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -73,9 +73,9 @@ impl MicroBatchFound {
     ///
     /// # Errors
     ///
-    /// [`FindError::UnevenMean`], only for a partition that was set by hand:
+    /// [`AccumError::UnevenMean`], only for a partition that was set by hand:
     /// [`find_micro_batch`](super::find_micro_batch) never returns such a one.
-    pub fn config(&self) -> Result<AccumConfig, FindError> {
+    pub fn config(&self) -> Result<AccumConfig, AccumError> {
         self.partition.config(self.search.normalization)
     }
 

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{FindError, partition::largest_divisor};
-use crate::{InvalidValue, Normalization};
+use super::partition::largest_divisor;
+use crate::{AccumError, Normalization};
 
 /// The share of the limit that stays free, Lightning's `margin`.
 const MARGIN: f64 = 0.05;
@@ -113,16 +113,16 @@ impl MicroBatchSearch {
     ///
     /// # Errors
     ///
-    /// [`FindError::InvalidValue`].
-    pub fn validate(&self) -> Result<(), FindError> {
-        InvalidValue::unless_positive("effective_batch", self.effective_batch)?;
-        InvalidValue::unless(self.limit_bytes > 0, "limit_bytes", 0.0, "at least 1")?;
+    /// [`AccumError::InvalidValue`].
+    pub fn validate(&self) -> Result<(), AccumError> {
+        AccumError::unless_positive("effective_batch", self.effective_batch)?;
+        AccumError::unless(self.limit_bytes > 0, "limit_bytes", 0.0, "at least 1")?;
         let in_range = (0.0..1.0).contains(&self.margin);
-        InvalidValue::unless(in_range, "margin", self.margin, "at least 0 and below 1")?;
+        AccumError::unless(in_range, "margin", self.margin, "at least 0 and below 1")?;
         let start = self.start.map_or(1, |start| start.micro_batch);
         let in_batch = (1..=self.effective_batch).contains(&start);
         let expected = "at least 1 and at most the effective batch";
-        InvalidValue::unless(in_batch, "start.micro_batch", start as f64, expected)?;
+        AccumError::unless(in_batch, "start.micro_batch", start as f64, expected)?;
         Ok(())
     }
 

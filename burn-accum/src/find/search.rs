@@ -14,9 +14,10 @@
 use std::collections::BTreeMap;
 
 use super::{
-    FindError, MicroBatchSearch, Partition,
+    MicroBatchSearch, Partition,
     report::{MicroBatchFound, Trial, TrialOutcome},
 };
+use crate::AccumError;
 
 /// The search ends after this many trials, with the largest size that was measured to fit.
 const MOST_TRIALS: usize = 40;
@@ -38,8 +39,8 @@ pub(crate) enum Measured {
 /// Finds the largest size that fits, trying sizes with `measure`.
 pub(crate) fn run(
     search: &MicroBatchSearch,
-    mut measure: impl FnMut(usize) -> Result<Measured, FindError>,
-) -> Result<MicroBatchFound, FindError> {
+    mut measure: impl FnMut(usize) -> Result<Measured, AccumError>,
+) -> Result<MicroBatchFound, AccumError> {
     search.validate()?;
     let mut state = State::new(*search);
     let mut size = Some(search.start.map_or(1, |start| start.micro_batch));
@@ -75,7 +76,7 @@ impl State {
         }
     }
 
-    fn note(&mut self, micro_batch: usize, measured: Measured) -> Result<(), FindError> {
+    fn note(&mut self, micro_batch: usize, measured: Measured) -> Result<(), AccumError> {
         let outcome = match measured {
             Measured::Peak(peak_bytes) => {
                 self.check_plausible(micro_batch, peak_bytes)?;
@@ -96,7 +97,7 @@ impl State {
                 }
             }
             (TrialOutcome::Exceeds { peak_bytes }, 1) => {
-                return Err(FindError::LimitTooSmall {
+                return Err(AccumError::LimitTooSmall {
                     limit_bytes: self.search.limit_bytes,
                     needed_bytes: self.search.limit_for(*peak_bytes),
                     peak_bytes: *peak_bytes,
@@ -105,7 +106,7 @@ impl State {
             }
             (TrialOutcome::Failed { reason }, 1) => {
                 let reason = reason.clone();
-                return Err(FindError::StepFails { reason });
+                return Err(AccumError::StepFails { reason });
             }
             (TrialOutcome::Exceeds { .. } | TrialOutcome::Failed { .. }, _) => {
                 self.too_large = Some((micro_batch, outcome.peak_bytes()));
@@ -119,7 +120,7 @@ impl State {
         Ok(())
     }
 
-    fn check_plausible(&self, micro_batch: usize, peak_bytes: u64) -> Result<(), FindError> {
+    fn check_plausible(&self, micro_batch: usize, peak_bytes: u64) -> Result<(), AccumError> {
         let known = self.trials.iter().filter_map(|trial| {
             let peak_bytes = trial.outcome.peak_bytes()?;
             Some((trial.micro_batch, peak_bytes))
@@ -130,7 +131,7 @@ impl State {
                 false => [(micro_batch, peak_bytes), other],
             };
             if (larger.1 as f64) < smaller.1 as f64 * LEAST {
-                return Err(FindError::PeaksMissed {
+                return Err(AccumError::PeaksMissed {
                     smaller: smaller.0,
                     smaller_bytes: smaller.1,
                     larger: larger.0,
@@ -240,7 +241,7 @@ impl State {
         }
     }
 
-    fn found(self) -> Result<MicroBatchFound, FindError> {
+    fn found(self) -> Result<MicroBatchFound, AccumError> {
         let sizes = self.fits.keys().rev();
         let mut allowed = sizes.filter(|size| self.search.largest_allowed(**size) == **size);
         let micro_batch = *allowed.next().expect("a size of one is always allowed");

@@ -6,7 +6,7 @@ use burn::{
     optim::{GradientsParams, SgdConfig},
     tensor::Tensor,
 };
-use burn_accum::{AccumConfig, Accumulation, Counted, Normalization, WindowSchedule};
+use burn_accum::{AccumConfig, Accumulation, Counted, Normalization};
 use burn_update::Update;
 use proptest::prelude::*;
 
@@ -45,11 +45,6 @@ fn normalization() -> impl Strategy<Value = Normalization> {
     ]
 }
 
-fn schedule() -> impl Strategy<Value = WindowSchedule> {
-    (1..6_usize, 1..5_u64, 1..6_usize)
-        .prop_map(|(first, at, then)| WindowSchedule::Piecewise(vec![(0, first), (at, then)]))
-}
-
 /// Every parameter starts at 0 in spirit: how far it has moved, in f64.
 #[derive(Default)]
 struct Model {
@@ -63,7 +58,7 @@ struct Model {
 }
 
 impl Model {
-    fn step(&mut self, micro: &Micro, normalization: Normalization, schedule: &WindowSchedule) {
+    fn step(&mut self, micro: &Micro, normalization: Normalization, steps: usize) {
         let finite = micro.gradients.iter().flatten().all(|g| g.is_finite());
         self.micro_steps += 1;
         if finite {
@@ -81,7 +76,7 @@ impl Model {
         } else {
             self.dropped += 1;
         }
-        if self.micro_steps >= schedule.steps_at(self.updates) || micro.flush {
+        if self.micro_steps >= steps as u64 || micro.flush {
             self.close();
         }
     }
@@ -134,12 +129,11 @@ proptest! {
     fn windows_are_exact(
         micros in prop::collection::vec(micro(), 1..30),
         normalization in normalization(),
-        schedule in schedule(),
+        steps in 1..6_usize,
     ) {
         let new = || {
-            let config = AccumConfig { steps: 1, normalization };
+            let config = AccumConfig { steps, normalization };
             let windows = Accumulation::new(config).unwrap();
-            let windows = windows.with_schedule(schedule.clone()).unwrap();
             Windows::of(Update::new(SgdConfig::new().init()), windows)
         };
         let start = net();
@@ -156,7 +150,7 @@ proptest! {
             if micro.stop {
                 optimizer = new().load(optimizer.update.record());
             }
-            model.step(micro, normalization, &schedule);
+            model.step(micro, normalization, steps);
 
             let counter = optimizer.updates();
             prop_assert_eq!(counter.updates(), model.updates);

@@ -1,6 +1,6 @@
 //! How an effective batch is cut.
 
-use burn_accum::{FindError, Normalization, Partition};
+use burn_accum::{AccumError, Normalization, Partition};
 use proptest::prelude::*;
 
 #[test]
@@ -14,7 +14,7 @@ fn impossible_ones_are_refused() {
     }
     assert_eq!(
         Partition::new(4, 5),
-        Err(FindError::LargerThanEffectiveBatch {
+        Err(AccumError::LargerThanEffectiveBatch {
             micro_batch: 5,
             effective_batch: 4
         })
@@ -26,7 +26,7 @@ fn a_mean_needs_equal_sizes() {
     let error = Partition::new(10, 4).unwrap().config(Normalization::Mean);
     assert_eq!(
         error,
-        Err(FindError::UnevenMean {
+        Err(AccumError::UnevenMean {
             effective_batch: 10,
             micro_batch: 4,
             last: 2,
@@ -58,7 +58,7 @@ proptest! {
         let at_most = at_most.min(effective);
         let mean = Partition::new(effective, at_most).unwrap().config(Normalization::Mean);
         let even = match mean {
-            Err(FindError::UnevenMean { even, .. }) => even,
+            Err(AccumError::UnevenMean { even, .. }) => even,
             _ => at_most,
         };
         prop_assert!(Partition::new(effective, even).unwrap().is_even());

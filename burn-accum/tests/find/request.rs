@@ -1,6 +1,6 @@
 //! What a search is refused for, and what it says is needed.
 
-use burn_accum::{EstimatedStart, FindError, MicroBatchSearch};
+use burn_accum::{AccumError, EstimatedStart, MicroBatchSearch};
 
 use crate::search::search;
 
@@ -35,7 +35,7 @@ fn impossible_ones_are_refused() {
 fn the_limit_that_is_named_is_the_smallest() {
     for bytes in [1, 19, 20, 951, 1 << 40] {
         let error = search(MicroBatchSearch::new(8, 1), usize::MAX, |_| bytes);
-        let Err(FindError::LimitTooSmall { needed_bytes, .. }) = error else {
+        let Err(AccumError::LimitTooSmall { needed_bytes, .. }) = error else {
             panic!("{error:?}");
         };
         let with = |limit| MicroBatchSearch::new(8, limit).usable_bytes();

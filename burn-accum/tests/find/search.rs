@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn_accum::{
-    FindError, MicroBatchFound, MicroBatchSearch, Normalization, Partition, PeakCounter,
+    AccumError, MicroBatchFound, MicroBatchSearch, Normalization, Partition, PeakCounter,
     TrialOutcome, find_micro_batch,
 };
 use burn_flex::Flex;
@@ -20,7 +20,7 @@ pub fn search(
     search: MicroBatchSearch,
     fails_from: usize,
     peak: impl Fn(usize) -> u64,
-) -> Result<MicroBatchFound, FindError> {
+) -> Result<MicroBatchFound, AccumError> {
     let in_use = AtomicU64::new(0);
     let mut probe = PeakCounter::new(
         || in_use.store(0, Ordering::Relaxed),
@@ -207,7 +207,7 @@ fn an_estimate_without_the_fixed_part_costs_trials_only() {
 #[test]
 fn a_limit_below_one_item_names_what_is_needed() {
     let error = search(any_size(8, 1000), usize::MAX, |size| 990 + 10 * size as u64);
-    let Err(FindError::LimitTooSmall { needed_bytes, .. }) = error else {
+    let Err(AccumError::LimitTooSmall { needed_bytes, .. }) = error else {
         panic!("{error:?}");
     };
     assert_eq!(needed_bytes, 1053);
@@ -217,7 +217,7 @@ fn a_limit_below_one_item_names_what_is_needed() {
     assert!(less.is_err());
     assert_eq!(
         search(any_size(8, 1000), 1, |_| 1),
-        Err(FindError::StepFails {
+        Err(AccumError::StepFails {
             reason: "out of memory".to_owned()
         })
     );
@@ -228,7 +228,7 @@ fn memory_that_falls_to_less_than_half_is_refused() {
     let error = search(any_size(64, 1 << 20), usize::MAX, |size| 998 / size as u64);
     assert_eq!(
         error,
-        Err(FindError::PeaksMissed {
+        Err(AccumError::PeaksMissed {
             smaller: 1,
             smaller_bytes: 998,
             larger: 4,
@@ -307,7 +307,7 @@ proptest! {
                     prop_assert_eq!(Some(size), most);
                 }
             }
-            Err(FindError::LimitTooSmall { needed_bytes, .. }) => {
+            Err(AccumError::LimitTooSmall { needed_bytes, .. }) => {
                 prop_assert!(needed_bytes > limit);
             }
             Err(error) => prop_assert!(false, "{}", error),

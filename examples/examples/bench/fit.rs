@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Instant;
 
 use burn::prelude::Backend;
-use burn_accum::{FindError, MicroBatchFound, MicroBatchSearch, Normalization, find_micro_batch};
+use burn_accum::{AccumError, MicroBatchFound, MicroBatchSearch, Normalization, find_micro_batch};
 use burn_ranks::thread::model_thread;
 use serde::{Deserialize, Serialize};
 
@@ -89,7 +89,7 @@ fn find<B: Backend>(
     options: &Options,
     limit_bytes: u64,
     device: &B::Device,
-) -> Result<MicroBatchFound, FindError> {
+) -> Result<MicroBatchFound, AccumError> {
     // `Tokens` allows any size: the batch need not divide a window evenly.
     let search = MicroBatchSearch::new(MOST, limit_bytes).with_normalization(Normalization::Tokens);
     let steps = |batch: usize| {

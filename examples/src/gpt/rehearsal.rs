@@ -87,7 +87,8 @@ pub fn find_window<B: AutodiffBackend>(
     let search = MicroBatchSearch::new(effective_batch, limit_bytes).starting_at(estimate);
     let mut probe = memory_probe(options.memory.backend);
     let step = |micro_batch: usize| rehearsal::<B>(options, job, device, micro_batch, |_| {});
-    let found = find_micro_batch::<B, _>(&search, device, &mut *probe, step)?;
+    let found = find_micro_batch::<B, _>(&search, device, &mut *probe, step)
+        .map_err(TrainingError::MicroBatch)?;
     job.set_window(found.partition.micro_batch(), found.partition.steps());
     Ok(Some(found))
 }

@@ -70,7 +70,7 @@ pub enum TrainingError {
 
     /// No micro-batch keeps below the memory limit, or none can be looked for.
     #[error("no micro-batch for --effective-batch: {0}")]
-    MicroBatch(#[from] burn_accum::FindError),
+    MicroBatch(#[source] burn_accum::AccumError),
 
     /// A record cannot be written, or not be read, or is of another training.
     #[error(transparent)]
