@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::AccumError;
+use crate::{AccumError, Accumulation};
 
 /// The windows of a [`burn_update::Update`]: `.accumulate(AccumConfig::mean(8))?`.
 /// [`Accumulation`](crate::Accumulation) has further settings.
@@ -75,6 +75,11 @@ impl Default for AccumConfig {
     }
 }
 
+burn_decorator::config!(AccumConfig {
+    steps: usize = with_steps,
+    normalization: Normalization = with_normalization,
+});
+
 impl AccumConfig {
     /// The mean of `steps` micro-batches.
     pub fn mean(steps: usize) -> Self {
@@ -90,6 +95,15 @@ impl AccumConfig {
             steps,
             normalization: Normalization::Tokens,
         }
+    }
+
+    /// The windows, with further settings and handles.
+    ///
+    /// # Errors
+    ///
+    /// As [`validate`](Self::validate).
+    pub fn init(self) -> Result<Accumulation, AccumError> {
+        Accumulation::new(self)
     }
 
     /// Checks every field.

@@ -114,6 +114,11 @@ impl From<PolicyName> for AmpConfig {
     }
 }
 
+burn_decorator::config!(AmpConfig {
+    policy: PolicyName = with_policy,
+    ops: BTreeMap<String, Cast> = with_ops,
+});
+
 impl AmpConfig {
     /// Matmuls and convolutions in bf16.
     pub fn bf16() -> Self {

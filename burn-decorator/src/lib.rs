@@ -105,6 +105,7 @@ pub mod autodiff;
 mod block;
 pub mod carried;
 pub mod cell;
+mod config;
 #[cfg(feature = "module")]
 pub mod device;
 #[cfg(feature = "module")]

@@ -88,6 +88,17 @@ impl Default for ZeroSettings {
     }
 }
 
+burn_decorator::config!(ZeroSettings {
+    stage: Stage = with_stage,
+    partition: Partition = with_partition,
+    bucket_elements: usize = with_bucket_elements,
+    communication_dtype: BufferDtype = with_communication_dtype,
+    reduction: ReduceOp = with_reduction,
+    gradients: Memory = with_gradients,
+    parameters: Memory = with_parameters,
+    shards: Memory = with_shards,
+});
+
 impl ZeroSettings {
     /// The stage of settings that name none: 1, which costs no more communication than 0. A
     /// DeepSpeed file that names none has another one:

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::AmpError;
+use crate::{AmpError, GradScaler};
 
 /// Configuration of a [`GradScaler`](crate::GradScaler): the names and defaults of PyTorch's
 /// `torch.amp.GradScaler`, plus DeepSpeed's hysteresis and minimum, plus a fixed scale.
@@ -12,7 +12,7 @@ use crate::AmpError;
 /// ```
 /// use burn_amp::GradScalerConfig;
 ///
-/// let config = GradScalerConfig { init_scale: 1024.0, hysteresis: 2, ..Default::default() };
+/// let config = GradScalerConfig::default().with_init_scale(1024.0).with_hysteresis(2);
 /// assert!(config.validate().is_ok());
 ///
 /// let error = GradScalerConfig { backoff_factor: 2.0, ..Default::default() }.validate().unwrap_err();
@@ -60,6 +60,17 @@ impl Default for GradScalerConfig {
     }
 }
 
+burn_decorator::config!(GradScalerConfig {
+    init_scale: f32 = with_init_scale,
+    growth_factor: f64 = with_growth_factor,
+    backoff_factor: f64 = with_backoff_factor,
+    growth_interval: u32 = with_growth_interval,
+    enabled: bool = with_enabled,
+    hysteresis: u32 = with_hysteresis,
+    min_scale: f32 = with_min_scale,
+    dynamic: bool = with_dynamic,
+});
+
 impl GradScalerConfig {
     /// A scale that never moves (DeepSpeed's `loss_scale` other than 0). Overflowing steps are
     /// skipped all the same; 100 in a row stop training
@@ -78,6 +89,15 @@ impl GradScalerConfig {
             enabled: false,
             ..Self::default()
         }
+    }
+
+    /// The scaler: a handle, and the scale of an update.
+    ///
+    /// # Errors
+    ///
+    /// As [`validate`](Self::validate).
+    pub fn init(&self) -> Result<GradScaler, AmpError> {
+        GradScaler::new(self)
     }
 
     /// Checks every field.

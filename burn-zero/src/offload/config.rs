@@ -28,6 +28,11 @@ impl Default for OffloadConfig {
     }
 }
 
+burn_decorator::config!(OffloadConfig {
+    adamw: HostAdamWConfig = with_adamw,
+    bucket_elements: usize = with_bucket_elements,
+});
+
 impl OffloadConfig {
     /// A configuration with the default size of buckets.
     pub fn new(adamw: HostAdamWConfig) -> Self {
@@ -160,6 +165,13 @@ impl TryFrom<AdamWConfig> for HostAdamWConfig {
         })
     }
 }
+
+burn_decorator::config!(HostAdamWConfig {
+    beta_1: f64 = with_beta_1,
+    beta_2: f64 = with_beta_2,
+    epsilon: f64 = with_epsilon,
+    weight_decay: f64 = with_weight_decay,
+});
 
 impl HostAdamWConfig {
     /// Checks every field.
