@@ -106,6 +106,9 @@ pub mod data {
 
         impl<I: DeserializeOwned + Clone + Send + Sync> Dataset<I> for SqliteDataset<I> {
             fn get(&self, index: usize) -> Option<I> {
+                if index >= self.len() {
+                    return None;
+                }
                 let label = number(index as u64) % 4;
                 let words = (0..12).map(|word| format!("word{}", number((index * 12 + word) as u64) % 50));
                 let text = format!("topic{label} {}", words.collect::<Vec<_>>().join(" "));
@@ -145,7 +148,7 @@ pub mod data {
             use real::data::dataset::Dataset;
 
             /// At most as many items as these, of a sample that is the same in each run.
-            const MOST: usize = 256;
+            const MOST: usize = 64;
 
             pub struct SamplerDataset<D, I> {
                 dataset: D,
@@ -171,7 +174,8 @@ pub mod data {
 
             impl<D: Dataset<I>, I: Send + Sync> Dataset<I> for SamplerDataset<D, I> {
                 fn get(&self, index: usize) -> Option<I> {
-                    self.dataset.get(super::number(index as u64) as usize % self.dataset.len())
+                    let number = super::number(index as u64) as usize;
+                    (index < self.size).then(|| self.dataset.get(number % self.dataset.len()))?
                 }
 
                 fn len(&self) -> usize {
@@ -195,20 +199,25 @@ pub mod data {
             pub struct MnistDataset {
                 seed: u64,
                 len: usize,
+                /// Items that can be got: mnist cuts the training data by Burn's numbers.
+                all: usize,
             }
 
             impl MnistDataset {
                 pub fn train() -> Self {
-                    Self { seed: 0, len: 1024 }
+                    Self { seed: 0, len: 1024, all: 60_000 }
                 }
 
                 pub fn test() -> Self {
-                    Self { seed: 1 << 32, len: 256 }
+                    Self { seed: 1 << 32, len: 256, all: 256 }
                 }
             }
 
             impl Dataset<MnistItem> for MnistDataset {
                 fn get(&self, index: usize) -> Option<MnistItem> {
+                    if index >= self.all {
+                        return None;
+                    }
                     let seed = self.seed + index as u64;
                     let label = (number(seed) % 10) as u8;
                     let line = 4 + 2 * usize::from(label);
