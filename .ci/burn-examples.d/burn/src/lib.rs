@@ -1,5 +1,5 @@
-//! Burn, with data sets that are made instead of downloaded, and loaders that give the same batches in the same order in each run: what
-//! Burn's examples use stands at the same paths.
+//! Burn, with data sets that are made instead of downloaded, and loaders that give the same batches
+//! in the same order in each run: what Burn's examples use stands at the same paths.
 
 pub use real::*;
 
@@ -57,7 +57,9 @@ pub mod data {
         use real::tensor::backend::Backend;
 
         /// Burn's without workers, whose batches come in another order in each run.
-        pub struct DataLoaderBuilder<B: Backend, I, O>(real::data::dataloader::DataLoaderBuilder<B, I, O>);
+        pub struct DataLoaderBuilder<B: Backend, I, O>(
+            real::data::dataloader::DataLoaderBuilder<B, I, O>,
+        );
 
         impl<B, I, O> DataLoaderBuilder<B, I, O>
         where
@@ -110,9 +112,12 @@ pub mod data {
                     return None;
                 }
                 let label = number(index as u64) % 4;
-                let words = (0..12).map(|word| format!("word{}", number((index * 12 + word) as u64) % 50));
+                let words =
+                    (0..12).map(|word| format!("word{}", number((index * 12 + word) as u64) % 50));
                 let text = format!("topic{label} {}", words.collect::<Vec<_>>().join(" "));
-                let item = serde_json::json!({ "text": text, "title": text, "content": text, "label": label });
+                let item = serde_json::json!({
+                    "text": text, "title": text, "content": text, "label": label
+                });
                 serde_json::from_value(item).ok()
             }
 
@@ -144,8 +149,8 @@ pub mod data {
         pub mod transform {
             use core::marker::PhantomData;
 
-            pub use real::data::dataset::transform::*;
             use real::data::dataset::Dataset;
+            pub use real::data::dataset::transform::*;
 
             /// At most as many items as these, of a sample that is the same in each run.
             const MOST: usize = 64;
@@ -160,7 +165,11 @@ pub mod data {
                 pub fn new(dataset: D, size: usize) -> Self {
                     let size = size.min(MOST);
                     let item = PhantomData;
-                    Self { dataset, size, item }
+                    Self {
+                        dataset,
+                        size,
+                        item,
+                    }
                 }
 
                 pub fn with_replacement(dataset: D, size: usize) -> Self {
@@ -205,11 +214,19 @@ pub mod data {
 
             impl MnistDataset {
                 pub fn train() -> Self {
-                    Self { seed: 0, len: 1024, all: 60_000 }
+                    Self {
+                        seed: 0,
+                        len: 1024,
+                        all: 60_000,
+                    }
                 }
 
                 pub fn test() -> Self {
-                    Self { seed: 1 << 32, len: 256, all: 256 }
+                    Self {
+                        seed: 1 << 32,
+                        len: 256,
+                        all: 256,
+                    }
                 }
             }
 
@@ -225,7 +242,11 @@ pub mod data {
                     for (y, row) in image.iter_mut().enumerate() {
                         for (x, pixel) in row.iter_mut().enumerate() {
                             let noise = (number(seed * 784 + (y * 28 + x) as u64) % 64) as f32;
-                            *pixel = if y == line || x == 31 - line { 191.0 + noise } else { noise };
+                            *pixel = if y == line || x == 31 - line {
+                                191.0 + noise
+                            } else {
+                                noise
+                            };
                         }
                     }
                     Some(MnistItem { image, label })

@@ -12,8 +12,13 @@ impl Tokenizer {
     }
 
     pub fn encode(&self, text: &str, _: bool) -> Result<Encoding, String> {
-        let hash = |word: &str| word.bytes().fold(7_u32, |hash, byte| hash.wrapping_mul(31) + u32::from(byte));
-        let ids = text.split_whitespace().map(|word| 1 + hash(word) % (WORDS - 1));
+        let hash = |word: &str| {
+            word.bytes()
+                .fold(7_u32, |hash, byte| hash.wrapping_mul(31) + u32::from(byte))
+        };
+        let ids = text
+            .split_whitespace()
+            .map(|word| 1 + hash(word) % (WORDS - 1));
         Ok(Encoding(ids.collect()))
     }
 
