@@ -68,7 +68,7 @@ fn of_update<O: Optimizer<Vec<burn::nn::Linear<B>>, B>>(optimizer: O, micro_batc
         values(model[0].weight.val().inner());
         take_kernels().len() as u64
     };
-    let (with, without) = with_and_without(optimizer, (5, micro_batches, false), launches, |_| {});
+    let (with, without) = with_and_without(optimizer, (5, micro_batches, false), launches);
     with - without
 }
 
