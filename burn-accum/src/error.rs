@@ -8,9 +8,9 @@ use crate::find::mebibytes;
 
 /// Errors of gradient accumulation, and of the search for a micro-batch.
 ///
-/// Constructors and [`find_micro_batch`](crate::find_micro_batch) return them. A step of an update returns them in a
-/// [`burn_update::UpdateError`], whose `cause` gives them; in a `Learner` it panics with the
-/// error's message.
+/// Constructors and [`find_micro_batch`](crate::find_micro_batch) return them. A step of an update
+/// returns them in a [`burn_update::UpdateError`], whose `cause` gives them; in a `Learner` it
+/// panics with the error's message.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum AccumError {

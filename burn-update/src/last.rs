@@ -8,8 +8,8 @@ use burn_decorator::gauge::Gauge;
 
 use crate::{Parameter, PartState, Stateful, Step, Update, UpdateError, UpdateRecord};
 
-/// Clipping, optimizer and average of an [`Update`]: what a reduction over ranks runs on this rank's shards
-/// of the parameters, which are a module of their own. Made by [`Update::into_last_parts`].
+/// Clipping, optimizer and average of an [`Update`]: what a reduction over ranks runs on this rank's
+/// shards of the parameters, which are a module of their own. Made by [`Update::into_last_parts`].
 #[derive(Debug)]
 pub struct LastParts<M: AutodiffModule<B> + 'static, B: AutodiffBackend> {
     update: Update<M, B>,

@@ -35,7 +35,8 @@ impl Partition {
     ///
     /// # Errors
     ///
-    /// [`AccumError::InvalidValue`] if one of the two is 0, [`AccumError::LargerThanEffectiveBatch`].
+    /// [`AccumError::InvalidValue`] if one of the two is 0,
+    /// [`AccumError::LargerThanEffectiveBatch`].
     pub fn new(effective_batch: usize, micro_batch: usize) -> Result<Self, AccumError> {
         AccumError::unless_positive("effective_batch", effective_batch)?;
         AccumError::unless_positive("micro_batch", micro_batch)?;

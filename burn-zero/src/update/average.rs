@@ -68,9 +68,9 @@ impl Sharding {
                 Some(average.reshaped(Shape::from(shape)))
             }));
         }
-        let own = averages.into_iter();
-        let own = own.map(|(parameter, average)| (parameter, NewValue::Device(average)));
-        let own = read_shards::<B::InnerBackend>(layout, own.collect())?;
+        let averages = averages.into_iter();
+        let on_device = averages.map(|(parameter, average)| (parameter, NewValue::Device(average)));
+        let own = read_shards::<B::InnerBackend>(layout, on_device.collect())?;
         let all = vec![true; layout.parameters().len()];
         let mut gather = Gather::new(reducer, "averages of the weights".into(), own, all);
         let mut failed = None;
@@ -92,9 +92,10 @@ fn by_position<I: Backend>(
     let found = known.filter_map(|(parameter, known)| {
         let average = averages.remove(&known.path)?;
         let dtype: FloatDType = known.dtype.into();
-        let average = match average.dtype() == known.dtype {
-            true => average,
-            false => I::float_cast(average, dtype),
+        let average = if average.dtype() == known.dtype {
+            average
+        } else {
+            I::float_cast(average, dtype)
         };
         Some((parameter, average))
     });

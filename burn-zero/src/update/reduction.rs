@@ -69,8 +69,8 @@ const ONE_EACH: &str =
 ///
 /// # Order of parts
 ///
-/// Clipping and optimizer are of the update that is reduced, and an average may be; accumulation, loss scale and parts of
-/// one's own are added after it. Another order is [`UpdateError::Order`].
+/// Clipping and optimizer are of the update that is reduced, and an average may be; accumulation,
+/// loss scale and parts of one's own are added after it. Another order is [`UpdateError::Order`].
 ///
 /// A step is skipped, and a micro-batch dropped, on all ranks if on one: loss scale and accumulation
 /// ask all ranks, in one small collective a decision; a loop that skips by itself uses
