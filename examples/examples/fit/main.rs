@@ -34,6 +34,7 @@ use examples::training::options::{bytes, count};
 use examples::training::plan::{Planner, Setting};
 use examples::training::precision::{Amp, Training};
 use examples::training::recompute::Checkpoint;
+use examples::training::without_data::Length;
 
 use published::Published;
 
@@ -453,10 +454,21 @@ fn update(
     setting: &Setting,
     device: MetaDevice,
 ) -> Result<Estimate, TrainingError> {
+    update_after(config, setting, device, |length| length)
+}
+
+/// The update after a first step with sequences of another length.
+fn update_after(
+    config: &GptConfig,
+    setting: &Setting,
+    device: MetaDevice,
+    length_of: impl Fn(Length) -> Length,
+) -> Result<Estimate, TrainingError> {
     type B = Training<Meta>;
     let config = config.clone().with_checkpoint(setting.checkpoint);
-    let backward = |model: &Gpt<B>| {
-        let tokens = Tensor::<B, 2, Int>::zeros([setting.batch, config.context], &device);
+    let backward = |model: &Gpt<B>, length: Length| {
+        let shape = [setting.batch, length_of(length).tokens(config.context)];
+        let tokens = Tensor::<B, 2, Int>::zeros(shape, &device);
         let batch = TokenBatch {
             inputs: tokens.clone(),
             targets: tokens,
@@ -773,6 +785,34 @@ mod tests {
             }
         }
         assert!(failed.is_empty(), "{}", failed.join("\n"));
+    }
+
+    /// Every run of a plan, and one with a budget, after a first step with whole sequences.
+    #[test]
+    fn an_update_takes_the_same_after_a_short_first_step() {
+        let _turn = turn();
+        let model = GptConfig::new(32, 3, 2, 64);
+        let asked = Setting::new(2, 2, &Fit::parse_from(["fit"]).gpt.memory);
+        let mut settings = asked.others(&[Amp::Off, Amp::Bf16]);
+        settings.push(Setting {
+            checkpoint: Checkpoint::BudgetMib(1),
+            ..asked
+        });
+        settings.retain(|setting| setting.batch == 2);
+        assert_eq!(settings.len(), 2 * 4 * 2 * 2 + 1);
+        for setting in settings {
+            let run = |length_of: fn(Length) -> Length| {
+                update_after(&model, &setting, MetaDevice::new(0), length_of).unwrap()
+            };
+            let after_whole = run(|_| Length::Whole);
+            let after_short = run(|length| length);
+            let taken = |estimate: &Estimate| {
+                let moved = [estimate.uploaded_bytes, estimate.downloaded_bytes];
+                let done = [estimate.operations, estimate.flops];
+                (moved, done, estimate.bytes_in_use.clone())
+            };
+            assert_eq!(taken(&after_short), taken(&after_whole), "{setting}");
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ use crate::training::error::TrainingError;
 use crate::training::plan::{Planner, Setting};
 use crate::training::precision::Training;
 use crate::training::ranks::Rank;
+use crate::training::without_data::Length;
 
 /// The updates of one model.
 #[derive(Clone, Debug)]
@@ -52,20 +53,21 @@ impl<'a> Updates<'a> {
     pub fn estimate(&self, setting: &Setting) -> Result<Estimate, TrainingError> {
         type B = Training<Meta>;
         let device = self.meta;
-        let boundaries = if self.has_documents {
-            vec![self.context / 2]
-        } else {
-            Vec::new()
-        };
         let model = || {
             let model = self.tuning.tuned(self.config.init::<B>(&device))?;
             Ok(model.with_checkpoint(setting.checkpoint))
         };
-        let backward = |model: &Llm<B>| {
-            let shape = [setting.batch, self.context];
+        let backward = |model: &Llm<B>, length: Length| {
+            let tokens = length.tokens(self.context);
+            let shape = [setting.batch, tokens];
+            let boundaries = if self.has_documents {
+                vec![tokens / 2]
+            } else {
+                Vec::new()
+            };
             let sequences = Sequences {
                 tokens: Tensor::<B, 2, Int>::zeros(shape, &device),
-                boundaries: vec![boundaries.clone(); setting.batch],
+                boundaries: vec![boundaries; setting.batch],
                 counted: None,
             };
             let output = model.loss(&sequences);

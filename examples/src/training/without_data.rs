@@ -18,6 +18,26 @@ use super::error::TrainingError;
 use super::precision::{Amp, Training};
 use super::recompute::Checkpoint;
 
+/// Tokens of a sequence in a step without data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Length {
+    /// As many as in the training.
+    Whole,
+    /// A few: the step only makes the optimizer's state, which is as large after any sequence.
+    Short,
+}
+
+impl Length {
+    /// The tokens of a sequence, of a training with sequences of `context` tokens.
+    pub fn tokens(self, context: usize) -> usize {
+        const FEW: usize = 8;
+        match self {
+            Self::Whole => context,
+            Self::Short => context.min(FEW),
+        }
+    }
+}
+
 /// What is around a model in a training.
 #[derive(Clone, Debug)]
 pub struct Stack {
@@ -35,7 +55,7 @@ pub struct Stack {
 
 impl Stack {
     /// What the second update of rank 0 takes on a device. `trained` is the number of trained
-    /// numbers, and `backward` makes the gradients of a micro-batch.
+    /// numbers, and `backward` makes the gradients of a micro-batch with sequences of some length.
     ///
     /// # Errors
     ///
@@ -45,7 +65,7 @@ impl Stack {
         device: MetaDevice,
         trained: usize,
         model: impl FnOnce() -> Result<M, TrainingError>,
-        backward: impl Fn(&M) -> GradientsParams,
+        backward: impl Fn(&M, Length) -> GradientsParams,
     ) -> Result<Estimate, TrainingError> {
         let run = || self.run(device, model, backward);
         // The thread's policy, whatever that of the process is.
@@ -63,6 +83,17 @@ impl Stack {
             estimate.host_bytes += (7 * size_of::<f32>() * trained / shards) as u64;
         }
         Ok(estimate)
+    }
+
+    /// The length of sequences in the first step. A budget, and the store of parameters in host
+    /// memory, place tensors in a step by their sizes in the step before.
+    fn first_length(&self) -> Length {
+        let has_budget = self.checkpoint.budget().is_some();
+        if has_budget || self.zero.offload_param == Memory::Host {
+            Length::Whole
+        } else {
+            Length::Short
+        }
     }
 
     /// The update, but for its windows' normalization.
@@ -88,7 +119,7 @@ impl Stack {
         &self,
         device: MetaDevice,
         model: impl FnOnce() -> Result<M, TrainingError>,
-        backward: impl Fn(&M) -> GradientsParams,
+        backward: impl Fn(&M, Length) -> GradientsParams,
     ) -> Result<Estimate, TrainingError> {
         type B = Training<Meta>;
         const STEPS: &str = "what is refused is refused before the first step";
@@ -104,18 +135,23 @@ impl Stack {
         let (model, _) = self.checkpoint.with_units::<B, _>(model)?;
         let model = update.prepare(model)?;
         let micro_batches = self.window.steps;
+        let first = self.first_length();
         // As in a training: a budget does not see parameters.
         let _budget = self.checkpoint.budget().map(MemoryBudget::install);
         // The step that the estimate does not count only makes the optimizer's state.
         let mut is_first = true;
         let step = |mut model| {
             let is_first = std::mem::take(&mut is_first);
-            for _ in 0..if is_first { 1 } else { micro_batches } {
-                let gradients = backward(&model);
+            let (micro_batches, length) = match is_first {
+                true => (1, first),
+                false => (micro_batches, Length::Whole),
+            };
+            for _ in 0..micro_batches {
+                let gradients = backward(&model, length);
                 device.backward_ended();
                 model = update.step(1e-3, model, gradients).expect(STEPS);
             }
-            if is_first && micro_batches > 1 {
+            if is_first && self.window.steps > 1 {
                 model = update.flush(1e-3, model).expect(STEPS);
             }
             model
