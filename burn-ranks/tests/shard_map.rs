@@ -1,7 +1,7 @@
 //! What a shard map promises, for any parameters and any world size.
 
 use burn_ranks::{
-    InvalidSetting, ShardMap,
+    InvalidSetting, RanksError, ShardMap,
     shard::{Parameter, Partition, Progress, ReducePlan},
 };
 use proptest::prelude::*;
@@ -268,16 +268,16 @@ fn what_cannot_be_counted_or_cut_is_refused() {
     assert!(ShardMap::whole(parameters(&[usize::MAX, 1]), 2, 10).is_err());
     assert!(matches!(
         ShardMap::flat(vec![], 0, 10),
-        Err(InvalidSetting {
+        Err(RanksError::InvalidSetting(InvalidSetting {
             setting: "world_size",
             ..
-        })
+        }))
     ));
     assert!(matches!(
         ShardMap::whole(vec![], 2, 0),
-        Err(InvalidSetting {
+        Err(RanksError::InvalidSetting(InvalidSetting {
             setting: "bucket_elements",
             ..
-        })
+        }))
     ));
 }

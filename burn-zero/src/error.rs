@@ -1,36 +1,48 @@
 //! The errors of this crate, with the values.
 
-use std::sync::Arc;
-
 use burn_ranks::{BufferLength, InvalidSetting, RanksError};
 use burn_update::UpdateError;
 use thiserror::Error;
 
-use crate::{ConfigError, RecordError, ShardingError};
+use crate::{ConfigFault, RecordFault, ShardingFault};
 
 /// The name of a reduction in an update's errors.
 pub(crate) const REDUCE: &str = "reduce";
 
-/// Errors of ZeRO. The errors of one part of it, which its functions return, become variants of
-/// this by `?`.
+/// The name of a configuration in an update's errors.
+const DEEPSPEED: &str = "DeepSpeed";
+
+/// Errors of ZeRO: all public functions return it. A variant of one part of the crate holds the
+/// fault of that part, which says what is wrong:
+///
+/// ```
+/// use burn_zero::{ZeroError, record::{RecordFault, ShardedRecord}};
+///
+/// let folder = tempfile::tempdir().unwrap();
+/// match ShardedRecord::open(folder.path(), None) {
+///     Ok(record) => println!("goes on at step {}", record.state().step),
+///     Err(ZeroError::Record(RecordFault::NoRecord { .. })) => println!("begins"),
+///     Err(error) => panic!("{error}"),
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum ZeroError {
     /// The group of ranks is lost, cannot start, or its ranks disagree.
     #[error(transparent)]
-    Ranks(#[from] RanksError),
+    Ranks(RanksError),
 
     /// A model, an optimizer or a backend that cannot be sharded with these settings.
     #[error(transparent)]
-    Sharding(#[from] ShardingError),
+    Sharding(#[from] ShardingFault),
 
     /// A configuration that cannot work, of DeepSpeed's JSON for example.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(#[from] ConfigFault),
 
     /// A sharded record that cannot be saved or loaded.
     #[error(transparent)]
-    Record(Arc<RecordError>),
+    Record(#[from] RecordFault),
 
     /// A setting that cannot work, of a [`HostAdamWConfig`](crate::HostAdamWConfig) for example.
     #[error(transparent)]
@@ -61,13 +73,13 @@ pub enum ZeroError {
     },
 }
 
-/// An error of the group or of the optimizer is that of the record no longer.
-impl From<RecordError> for ZeroError {
-    fn from(error: RecordError) -> Self {
+/// A setting and the length of a buffer are refused under one name, whichever crate finds them.
+impl From<RanksError> for ZeroError {
+    fn from(error: RanksError) -> Self {
         match error {
-            RecordError::State(error) => Self::Sharding(error),
-            RecordError::Group(error) => error,
-            error => Self::Record(Arc::new(error)),
+            RanksError::InvalidSetting(cause) => Self::InvalidSetting(cause),
+            RanksError::BufferLength(cause) => Self::BufferLength(cause),
+            other => Self::Ranks(other),
         }
     }
 }
@@ -77,13 +89,20 @@ impl From<ZeroError> for UpdateError {
     fn from(error: ZeroError) -> Self {
         match error {
             ZeroError::Ranks(error) => Self::Ranks(error),
+            error @ ZeroError::Config(_) => Self::of_part(DEEPSPEED, error),
             other => Self::of_part(REDUCE, other),
         }
     }
 }
 
-impl From<ShardingError> for UpdateError {
-    fn from(error: ShardingError) -> Self {
+impl From<ConfigFault> for UpdateError {
+    fn from(fault: ConfigFault) -> Self {
+        ZeroError::from(fault).into()
+    }
+}
+
+impl From<ShardingFault> for UpdateError {
+    fn from(error: ShardingFault) -> Self {
         ZeroError::from(error).into()
     }
 }
@@ -96,27 +115,22 @@ mod tests {
     #[test]
     fn errors_of_each_part_become_it_with_their_text() {
         fn read(text: &str) -> Result<DeepSpeedConfig, ZeroError> {
-            Ok(ZeroConfig::from_deepspeed_json(text)?.try_into()?)
+            ZeroConfig::from_deepspeed_json(text)?.try_into()
         }
         let error = read(r#"{"fp16": true}"#).expect_err("no object");
         assert!(matches!(&error, ZeroError::Config(_)), "{error:?}");
         assert!(error.to_string().starts_with("fp16: "), "{error}");
 
-        let torn = || RecordError::RanksDiffer {
+        let differ = RecordFault::RanksDiffer {
             difference: "the step, 1 and 2".into(),
         };
-        let error = ZeroError::from(torn());
-        assert_eq!(error.to_string(), torn().to_string());
-        assert_eq!(error, ZeroError::from(torn()));
-        let shared = RecordError::from(error.clone());
-        assert!(matches!(shared, RecordError::Group(_)), "{shared:?}");
-        drop(shared);
-        assert_eq!(RecordError::from(error), torn());
-        let of_group = ZeroError::Read {
-            what: "the gradient of weight".into(),
-            reason: "the device is lost".into(),
-        };
-        let of_record = RecordError::from(of_group.clone());
-        assert_eq!(ZeroError::from(of_record), of_group);
+        let error = ZeroError::from(differ.clone());
+        assert_eq!(error.to_string(), differ.to_string());
+        assert_eq!(error, ZeroError::Record(differ));
+
+        let refused = InvalidSetting::unless(false, "bucket_elements", 0, "at least 1");
+        let refused = refused.expect_err("it does not hold");
+        let error = ZeroError::from(RanksError::from(refused.clone()));
+        assert_eq!(error, ZeroError::InvalidSetting(refused));
     }
 }

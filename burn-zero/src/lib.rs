@@ -177,7 +177,7 @@ pub use burn_update::{
     SilentRenderer, SummedOutput, Tail,
 };
 pub use config::{
-    BatchConfig, BatchSizes, ConfigError, DeepSpeedConfig, DeepSpeedParts, DeepSpeedPrecision,
+    BatchConfig, BatchSizes, ConfigFault, DeepSpeedConfig, DeepSpeedParts, DeepSpeedPrecision,
     FromDeepSpeed, ZeroConfig,
 };
 pub use error::ZeroError;
@@ -188,12 +188,12 @@ pub use offload::{
 };
 pub use parameters::offload_parameters;
 pub use read_on_use::read_on_use;
-pub use record::{RecordError, consolidate, consolidate_as, load_sharded, save_sharded};
+pub use record::{RecordFault, consolidate, consolidate_as, load_sharded, save_sharded};
 pub use recorder::{Recorder, Training};
 pub use settings::{Memory, Stage, ZeroSettings};
 pub use tensor_file::TensorFile;
 pub use update::{
-    ParameterShards, RankReduction, ReduceOverRanks, ShardingError, shard_parameters,
+    ParameterShards, RankReduction, ReduceOverRanks, ShardingFault, shard_parameters,
 };
 
 /// Types of modules and records, public because Burn's traits require it; programs need not name

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use burn::module::{Module, ModuleMapper, Param, Parameter};
 use burn::tensor::{BasicOps, Bool, Float, Int, Shape, Tensor, backend::Backend};
 
-use crate::record::{Dtype, RecordError};
+use crate::ZeroError;
+use crate::record::{Dtype, RecordFault};
 use crate::tensor_file::{TensorFile, on_host};
 use burn_decorator::follow_path;
 
@@ -22,8 +23,8 @@ use burn_decorator::follow_path;
 ///
 /// # Errors
 ///
-/// [`RecordError::Io`], [`RecordError::Torn`] for a file of another format,
-/// [`RecordError::OtherModel`] unless file and module have the same tensors: floats, integers or
+/// [`RecordFault::Io`], [`RecordFault::Torn`] for a file of another format,
+/// [`RecordFault::OtherModel`] unless file and module have the same tensors: floats, integers or
 /// booleans, in the same shapes.
 ///
 /// # Panics
@@ -40,7 +41,7 @@ use burn_decorator::follow_path;
 /// let model = burn_zero::offload_parameters::<B, _>(model)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn read_on_use<B: Backend, M: Module<B>>(module: M, file: &Path) -> Result<M, RecordError> {
+pub fn read_on_use<B: Backend, M: Module<B>>(module: M, file: &Path) -> Result<M, ZeroError> {
     let file = Arc::new(TensorFile::open(file)?);
     let mut mapper = ReadOnUse {
         path: Vec::new(),
@@ -60,7 +61,7 @@ pub fn read_on_use<B: Backend, M: Module<B>>(module: M, file: &Path) -> Result<M
     let path = file.path().to_owned();
     match refused.or(unknown) {
         None => Ok(module),
-        Some(reason) => Err(RecordError::OtherModel { path, reason }),
+        Some(reason) => Err(RecordFault::OtherModel { path, reason }.into()),
     }
 }
 

@@ -17,11 +17,12 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, TensorData};
 use burn_backend::tensor::FloatTensor;
 
+use crate::ZeroError;
 use crate::host::not_read;
 use crate::module::{replace_tensors, transposed_in_stores};
 use crate::parameters::{NewValue, ParameterStore, Shard};
 use crate::record::{
-    Entry, Keep, MODEL, RecordError, Saved, ShardedRecord, TensorSlice, TensorSpec, TrainingState,
+    Entry, Keep, MODEL, RecordFault, Saved, ShardedRecord, TensorSlice, TensorSpec, TrainingState,
     end, save_sharded,
 };
 use crate::state::{self, Item, StateTensor, from_file, in_file, refuse, to_file};
@@ -126,7 +127,7 @@ impl Recorder {
     }
 
     /// The model that the update has prepared.
-    fn prepared(&self) -> Result<Prepared, RecordError> {
+    fn prepared(&self) -> Result<Prepared, ZeroError> {
         let of_update = self.of_update.upgrade();
         let prepared = of_update.and_then(|prepared| prepared.lock().clone());
         Ok(prepared.ok_or_else(|| refuse("the update of this recorder was dropped"))?)
@@ -147,12 +148,12 @@ impl Recorder {
     ///
     /// # Errors
     ///
-    /// On all ranks if on one: [`RecordError::State`] if a layer keeps state that cannot be split,
+    /// On all ranks if on one: [`ShardingFault::State`](crate::ShardingFault::State) if a layer keeps state that cannot be split,
     /// such as an incomplete window, or with
-    /// [`ShardingError::OtherModel`](crate::ShardingError::OtherModel), or with
-    /// [`ShardingError::StateDtype`](crate::ShardingError::StateDtype) for state of
-    /// parameters that are not of the device's default float type; [`RecordError::Scheduler`] if
-    /// the scheduler's state has a number that is not finite; [`RecordError::RanksDiffer`] if ranks
+    /// [`ShardingFault::OtherModel`](crate::ShardingFault::OtherModel), or with
+    /// [`ShardingFault::StateDtype`](crate::ShardingFault::StateDtype) for state of
+    /// parameters that are not of the device's default float type; [`RecordFault::Scheduler`] if
+    /// the scheduler's state has a number that is not finite; [`RecordFault::RanksDiffer`] if ranks
     /// are not at the same step; those of [`save_sharded`].
     pub fn save<B, M, O, S>(
         &self,
@@ -160,7 +161,7 @@ impl Recorder {
         training: Training<&M, &O, &S>,
         mut state: TrainingState,
         keep: Keep,
-    ) -> Result<Saved, RecordError>
+    ) -> Result<Saved, ZeroError>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
@@ -237,7 +238,7 @@ impl Recorder {
                     })
                 }));
             }
-            Ok::<_, RecordError>((state, entries))
+            Ok::<_, ZeroError>((state, entries))
         };
         let (state, entries) = end(group, "split a training", split())?;
         // The record has rank 0's statistics: a training that continues must have the same as one
@@ -258,10 +259,10 @@ impl Recorder {
     ///
     /// # Errors
     ///
-    /// On all ranks if on one: [`RecordError::OtherModel`] for a record of another model,
-    /// [`RecordError::State`] for one of another optimizer, or with
-    /// [`ShardingError::StateDtype`](crate::ShardingError::StateDtype),
-    /// [`RecordError::Scheduler`] for one of another scheduler; those of
+    /// On all ranks if on one: [`RecordFault::OtherModel`] for a record of another model,
+    /// [`ShardingFault::State`](crate::ShardingFault::State) for one of another optimizer, or with
+    /// [`ShardingFault::StateDtype`](crate::ShardingFault::StateDtype),
+    /// [`RecordFault::Scheduler`] for one of another scheduler; those of
     /// [`load_sharded`](crate::load_sharded). A record that exists and cannot be read is an error.
     #[allow(
         clippy::type_complexity,
@@ -272,7 +273,7 @@ impl Recorder {
         dir: &Path,
         step: Option<u64>,
         mut training: Training<M, O, S>,
-    ) -> Result<(Training<M, O, S>, Option<TrainingState>), RecordError>
+    ) -> Result<(Training<M, O, S>, Option<TrainingState>), ZeroError>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
@@ -307,7 +308,7 @@ impl Recorder {
                 } else {
                     spec
                 };
-                Ok::<_, RecordError>(Some(record.read_ranges(saved, ranges)?))
+                Ok::<_, ZeroError>(Some(record.read_ranges(saved, ranges)?))
             })?;
             let of_optimizer = state::to_record::<B, _>(tree, &device)
                 .map_err(|error| refuse(format!("{error}; {OF_NO_UPDATE}")))?;
@@ -342,7 +343,7 @@ impl Recorder {
             if let Some(prepared) = self.of_update.upgrade() {
                 *prepared.lock() = Some(loaded);
             }
-            Ok(training)
+            Ok::<_, ZeroError>(training)
         };
         let loaded = end(group, "load a training", load())?;
         Ok((loaded, Some(state)))
@@ -357,8 +358,8 @@ fn device_of<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> B::Device {
 const OF_NO_UPDATE: &str = "of a record of an optimizer that was no `Update` the weights can be used: `consolidate` makes one file of them, which a \
                             model loads";
 
-fn of_scheduler(reason: String) -> RecordError {
-    RecordError::Scheduler { reason }
+fn of_scheduler(reason: String) -> RecordFault {
+    RecordFault::Scheduler { reason }
 }
 
 /// A tensor of a module: a parameter, trained or frozen, or a buffer.
@@ -374,12 +375,12 @@ struct ModelTensor<B: Backend> {
 ///
 /// # Errors
 ///
-/// [`ShardingError::State`](crate::ShardingError::State).
+/// [`ShardingFault::State`](crate::ShardingFault::State).
 fn model_tensors<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: &M,
     parameters: &Parameters,
     store: &ParameterStore,
-) -> Result<Vec<ModelTensor<B::InnerBackend>>, RecordError> {
+) -> Result<Vec<ModelTensor<B::InnerBackend>>, ZeroError> {
     let mut positions = HashMap::new();
     for_each_float(module, |path, id, tensor: FloatTensor<B>| {
         let entries = store.entries();
@@ -417,7 +418,7 @@ fn load_model<B: Backend>(
     store: &ParameterStore,
     device: &B::Device,
     record: &mut ShardedRecord,
-) -> Result<Loaded, RecordError> {
+) -> Result<Loaded, ZeroError> {
     let known: HashSet<_> = model.iter().map(|tensor| &tensor.spec.name).collect();
     let saved = record.tensors().filter_map(|tensor| {
         let path = tensor.name.strip_prefix(MODEL)?;
@@ -427,7 +428,7 @@ fn load_model<B: Backend>(
         let reason =
             format!("has a tensor {path}, which the model has not: it is of another model");
         let path = record.path().to_owned();
-        return Err(RecordError::OtherModel { path, reason });
+        return Err(RecordFault::OtherModel { path, reason }.into());
     }
     let mut loaded = Loaded::default();
     for it in model {

@@ -30,7 +30,7 @@ use ciborium::Value;
 use serde::Serialize;
 use serde_json::Value as Json;
 
-use crate::ShardingError;
+use crate::ShardingFault;
 use crate::record::{Dtype, TensorSpec};
 use crate::reduce::{Layout, ParameterSpec};
 use crate::update::shard_id;
@@ -77,12 +77,12 @@ pub(crate) type Tensors = Vec<(StateTensor, Vec<u8>)>;
 ///
 /// # Errors
 ///
-/// [`ShardingError::State`].
+/// [`ShardingFault::State`].
 pub(crate) fn split<B: Backend, R: Record<B>>(
     record: R,
     layout: &Layout,
     ids: &StateIds,
-) -> Result<(Json, Tensors), ShardingError> {
+) -> Result<(Json, Tensors), ShardingFault> {
     let item: Item<R, B> = record.into_item();
     let tree = Value::serialized(&item).map_err(refuse)?;
     drop(item);
@@ -141,8 +141,8 @@ pub(crate) fn split<B: Backend, R: Record<B>>(
 ///
 /// # Errors
 ///
-/// [`ShardingError::State`], and those of `load`.
-pub(crate) fn join<E: From<ShardingError>>(
+/// [`ShardingFault::State`], and those of `load`.
+pub(crate) fn join<E: From<ShardingFault>>(
     tree: &Json,
     layout: &Layout,
     ids: &StateIds,
@@ -208,11 +208,11 @@ pub(crate) fn join<E: From<ShardingError>>(
 ///
 /// # Errors
 ///
-/// [`ShardingError::State`].
+/// [`ShardingFault::State`].
 pub(crate) fn to_record<B: Backend, R: Record<B>>(
     tree: impl Borrow<Value>,
     device: &B::Device,
-) -> Result<R, ShardingError> {
+) -> Result<R, ShardingFault> {
     let item: Item<R, B> = tree.borrow().deserialized().map_err(refuse)?;
     drop(tree);
     Ok(R::from_item(item, device))
@@ -230,12 +230,12 @@ pub(crate) fn loaded_dtype<B: Backend>(device: &B::Device) -> DType {
 ///
 /// # Errors
 ///
-/// [`ShardingError::StateDtype`].
+/// [`ShardingFault::StateDtype`].
 pub(crate) fn check_types(
     tensors: &Tensors,
     layout: &Layout,
     loaded: DType,
-) -> Result<(), ShardingError> {
+) -> Result<(), ShardingFault> {
     let tensors = || tensors.iter().map(|(tensor, _)| tensor);
     let with_master: HashSet<_> = tensors()
         .filter(|tensor| is_master(&tensor.spec.name))
@@ -255,7 +255,7 @@ pub(crate) fn check_types(
         let is_average = tensor.spec.name.starts_with(AVERAGE_IN_FILES);
         if is_float && !is_average && *dtype != kept && !with_master.contains(&tensor.parameter) {
             let (path, dtype) = (path.clone(), *dtype);
-            return Err(ShardingError::StateDtype { path, dtype, kept });
+            return Err(ShardingFault::StateDtype { path, dtype, kept });
         }
     }
     Ok(())
@@ -282,7 +282,7 @@ struct Walk<K, T> {
 impl<K, T> Walk<K, T> {
     fn value<E>(&mut self, value: Value, of: Option<usize>) -> Result<Option<Value>, E>
     where
-        E: From<ShardingError>,
+        E: From<ShardingFault>,
         K: FnMut(&[String], &str, Option<usize>) -> Result<Option<(String, Option<usize>)>, E>,
         T: FnMut(&[String], usize, Fields) -> Result<Option<Value>, E>,
     {
@@ -420,7 +420,7 @@ fn at_place(
     parameter: usize,
     dtype: DType,
     layout: &Layout,
-) -> Result<StateTensor, ShardingError> {
+) -> Result<StateTensor, ShardingFault> {
     let name = format!("optimizer/{}", name_at(place));
     let shape = layout.parameters()[parameter].shape.clone();
     Ok(StateTensor {
@@ -447,8 +447,8 @@ pub(crate) fn cut(bytes: Vec<u8>, ranges: &[Range<usize>], tensor: &TensorSpec) 
 ///
 /// # Errors
 ///
-/// [`ShardingError::State`] for quantized tensors and others that safetensors has no type for.
-pub(crate) fn in_file(name: &str, dtype: DType) -> Result<Dtype, ShardingError> {
+/// [`ShardingFault::State`] for quantized tensors and others that safetensors has no type for.
+pub(crate) fn in_file(name: &str, dtype: DType) -> Result<Dtype, ShardingFault> {
     Ok(match dtype {
         DType::F64 => Dtype::F64,
         DType::F32 => Dtype::F32,
@@ -494,8 +494,8 @@ pub(crate) fn from_file(bytes: Vec<u8>, shape: Vec<usize>, dtype: DType) -> Tens
     TensorData::from_bytes_vec(bytes, shape, on_host(dtype))
 }
 
-pub(crate) fn refuse(reason: impl ToString) -> ShardingError {
-    ShardingError::State {
+pub(crate) fn refuse(reason: impl ToString) -> ShardingFault {
+    ShardingFault::State {
         reason: reason.to_string(),
     }
 }

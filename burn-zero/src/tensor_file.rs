@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use burn::tensor::{BoolStore, DType, TensorData};
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use crate::record::{Dtype, RecordError, run};
+use crate::ZeroError;
+use crate::record::{Dtype, RecordFault, run};
 
 /// A safetensors file, whose tensors are read one by one.
 ///
@@ -24,7 +25,7 @@ use crate::record::{Dtype, RecordError, run};
 /// assert_eq!(file.names().collect::<Vec<_>>(), ["norm.weight"]);
 /// assert_eq!(file.shape("norm.weight"), Some(&[2][..]));
 /// assert_eq!(file.read("norm.weight")?.to_vec::<f32>().unwrap(), [1.0, 2.0]);
-/// # Ok::<(), burn_zero::RecordError>(())
+/// # Ok::<(), burn_zero::ZeroError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct TensorFile {
@@ -39,10 +40,10 @@ impl TensorFile {
     ///
     /// # Errors
     ///
-    /// [`RecordError::Io`], [`RecordError::Torn`] for a file of another format, or of another
+    /// [`RecordFault::Io`], [`RecordFault::Torn`] for a file of another format, or of another
     /// length than its header tells.
-    pub fn open(path: &Path) -> Result<Self, RecordError> {
-        let torn = |reason| RecordError::Torn {
+    pub fn open(path: &Path) -> Result<Self, ZeroError> {
+        let torn = |reason| RecordFault::Torn {
             path: path.to_owned(),
             reason,
         };
@@ -64,20 +65,16 @@ impl TensorFile {
             .map_err(|error| torn(format!("is no safetensors file: {error}")))?;
         let start = 8 + header.len() as u64;
         let expected = start + metadata.data_len() as u64;
-        match bytes == expected {
-            true => Ok(Self {
-                path: path.to_owned(),
-                tensors: metadata
-                    .tensors()
-                    .into_iter()
-                    .map(|(name, info)| (name, info.clone()))
-                    .collect(),
-                start,
-            }),
-            false => Err(torn(format!(
-                "has {bytes} bytes, but its header tells of {expected}"
-            ))),
+        if bytes != expected {
+            let reason = format!("has {bytes} bytes, but its header tells of {expected}");
+            return Err(torn(reason).into());
         }
+        let tensors = metadata.tensors().into_iter();
+        Ok(Self {
+            path: path.to_owned(),
+            tensors: tensors.map(|(name, info)| (name, info.clone())).collect(),
+            start,
+        })
     }
 
     /// Where it is.
@@ -103,10 +100,10 @@ impl TensorFile {
     ///
     /// # Errors
     ///
-    /// [`RecordError::Io`]; [`RecordError::OtherModel`] if there is no tensor of this name, or it
+    /// [`RecordFault::Io`]; [`RecordFault::OtherModel`] if there is no tensor of this name, or it
     /// has a type that no parameter has.
-    pub fn read(&self, name: &str) -> Result<TensorData, RecordError> {
-        let refused = |reason: &str| RecordError::OtherModel {
+    pub fn read(&self, name: &str) -> Result<TensorData, ZeroError> {
+        let refused = |reason: &str| RecordFault::OtherModel {
             path: self.path.clone(),
             reason: format!("{reason} {name}"),
         };

@@ -19,7 +19,7 @@ use burn_update::{Update, UpdateError};
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
     HostAdamWConfig, Memory, ModelStates, OffloadConfig, OffloadedAdamW, RankReduction,
-    ReduceOverRanks, Sharded, ShardingError, SingleRank, Stage, ThreadGroup, Training, ZeroConfig,
+    ReduceOverRanks, Sharded, ShardingFault, SingleRank, Stage, ThreadGroup, Training, ZeroConfig,
     ZeroError, ZeroSettings, estimate, offload_parameters,
 };
 use layers::{Layers as Model, layers};
@@ -376,7 +376,10 @@ fn a_backend_without_remat_is_refused_and_says_so() {
     let _turn = turn();
     let refused = offload_parameters::<Plain, _>(layers(1, 4, 0.2));
     let error = refused.expect_err("nothing uploads at each use");
-    assert!(matches!(error, ShardingError::NoRemat { .. }), "{error}");
+    let ZeroError::Sharding(fault) = &error else {
+        panic!("{error:?}");
+    };
+    assert!(matches!(fault, ShardingFault::NoRemat { .. }), "{error}");
     assert!(error.to_string().contains("Autodiff<Remat<..>>"), "{error}");
     let settings = ZeroSettings {
         parameters: Memory::Host,
@@ -390,9 +393,9 @@ fn a_backend_without_remat_is_refused_and_says_so() {
     let error = refused.expect_err("nothing uploads at each use");
     assert_eq!(Some(&ZeroError::from(error_of())), error.cause());
 
-    fn error_of() -> ShardingError {
+    fn error_of() -> ShardingFault {
         let backend = Plain::name(&Default::default());
-        ShardingError::NoRemat { backend }
+        ShardingFault::NoRemat { backend }
     }
 }
 

@@ -19,8 +19,8 @@ use burn_flex::Flex;
 use burn_update::{Update, UpdateError};
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
-    ProcessGroup, RankReduction, RecordError, ReduceOverRanks, ShardingError, SingleRank, Stage,
-    Training,
+    ProcessGroup, RankReduction, ReduceOverRanks, ShardingFault, SingleRank, Stage, Training,
+    ZeroError,
 };
 
 use support::*;
@@ -180,7 +180,7 @@ fn saved_and_resumed(world_size: usize, dir: &Path) -> Vec<Vec<Vec<f32>>> {
                 recorder.save::<B, _, _, _>(dir, training.by_ref(), state, Keep::default())?;
             }
         }
-        Ok::<_, RecordError>(parameters(&training.model))
+        Ok::<_, ZeroError>(parameters(&training.model))
     });
     trained.into_iter().map(Result::unwrap).collect()
 }
@@ -206,7 +206,7 @@ fn the_backend_must_be_able_to() {
     assert!(
         matches!(
             &error,
-            Some(ShardingError::NotSharded { what, .. })
+            Some(ShardingFault::NotSharded { what, .. })
                 if what.contains("with_seed")
         ),
         "{error:?}"

@@ -28,8 +28,8 @@ use burn_update::{Update, UpdateError};
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
     GroupFault, HostAdamWConfig, Memory, ModelStates, OffloadConfig, ParameterShards, Partition,
-    ProcessGroup, RankReduction, RecordError, ReduceOverRanks, Sharded, Stage, ThreadGroup,
-    Training, ZeroConfig, ZeroSettings, estimate, offload_parameters, read_on_use,
+    ProcessGroup, RankReduction, RecordFault, ReduceOverRanks, Sharded, Stage, ThreadGroup,
+    Training, ZeroConfig, ZeroError, ZeroSettings, estimate, offload_parameters, read_on_use,
     shard_parameters,
 };
 use layers::layers;
@@ -781,7 +781,7 @@ fn a_record_is_saved_and_loaded_without_a_whole_parameter() {
             let (bytes, training) = growth_bytes(|| {
                 let loaded = recorder.load(dir.path(), None, training);
                 group.barrier("loaded")?;
-                Ok::<_, RecordError>(loaded?.0)
+                Ok::<_, ZeroError>(loaded?.0)
             });
             let mut training = training?;
             for step in 0..steps {
@@ -800,7 +800,7 @@ fn a_record_is_saved_and_loaded_without_a_whole_parameter() {
             });
             saved?;
             group.barrier("read")?;
-            Ok::<_, RecordError>((bits(&training.model), bytes, saving))
+            Ok::<_, ZeroError>((bits(&training.model), bytes, saving))
         });
         let trained: Result<Vec<_>, _> = trained.expect("ranks end").into_iter().collect();
         trained.expect("ranks agree")
@@ -1106,7 +1106,7 @@ fn frozen_parameters_are_sharded_with_the_bits_of_stage_2_and_saved_in_parts() {
             // Again, with leaves that stay.
             let prepared = training.optimizer.prepare(training.model);
             training.model = prepared.expect("the same model");
-            Ok::<_, RecordError>(bits(&training.model))
+            Ok::<_, ZeroError>(bits(&training.model))
         });
         let trained: Result<Vec<_>, _> = trained.expect("ranks end").into_iter().collect();
         let mut trained = trained.expect("ranks agree");
@@ -1318,7 +1318,10 @@ fn nor_when_it_is_read_from_a_safetensors_file() {
     ];
     for (count, width) in others {
         let error = read(lazy(count, width)).err();
-        let is_other = matches!(error, Some(RecordError::OtherModel { .. }));
+        let is_other = matches!(
+            error,
+            Some(ZeroError::Record(RecordFault::OtherModel { .. }))
+        );
         assert!(is_other, "{count}, {width}: {error:?}");
     }
     let mut cut = std::fs::read(&file).expect("it is there");
@@ -1326,7 +1329,10 @@ fn nor_when_it_is_read_from_a_safetensors_file() {
     for torn in [cut, b"no tensors".to_vec()] {
         std::fs::write(&file, torn).expect("it is written");
         let error = read(lazy(LARGE, LARGE_WIDTH)).err();
-        assert!(matches!(error, Some(RecordError::Torn { .. })), "{error:?}");
+        assert!(
+            matches!(error, Some(ZeroError::Record(RecordFault::Torn { .. }))),
+            "{error:?}"
+        );
     }
 }
 
@@ -1371,14 +1377,20 @@ fn integers_and_booleans_are_read_too() {
     HEAP.reset_peak_usage();
     let before = HEAP.current_usage();
     let error = read_on_use::<B, _>(net(0, [false, false]), &other).err();
-    assert!(matches!(error, Some(RecordError::Torn { .. })), "{error:?}");
+    assert!(
+        matches!(error, Some(ZeroError::Record(RecordFault::Torn { .. }))),
+        "{error:?}"
+    );
     let read = HEAP.peak_usage() - before;
     assert!(read < 1 << 20, "{read} bytes were read");
 
     let without = LinearConfig::new(3, 2).init::<B>(&Default::default());
     let error = read_on_use::<B, _>(without, &file).err();
     assert!(
-        matches!(error, Some(RecordError::OtherModel { .. })),
+        matches!(
+            error,
+            Some(ZeroError::Record(RecordFault::OtherModel { .. }))
+        ),
         "{error:?}"
     );
 }
@@ -1488,7 +1500,7 @@ fn so_are_frozen_ones_that_are_loaded() {
         let state = TrainingState::at_step(0);
         recorder.save(dir.path(), training.by_ref(), state, Keep::All)?;
         let (saved, _) = recorder.load(dir.path(), None, training.clone())?;
-        Ok::<_, RecordError>((bits(&training.model), bits(&saved.model)))
+        Ok::<_, ZeroError>((bits(&training.model), bits(&saved.model)))
     });
     for rank in loaded.expect("ranks end") {
         let (loaded, saved) = rank.expect("ranks agree");

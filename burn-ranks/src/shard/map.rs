@@ -5,7 +5,7 @@ use std::{cmp::Reverse, collections::BinaryHeap, ops::Range};
 use serde::{Deserialize, Serialize};
 
 use super::balanced_offsets;
-use crate::InvalidSetting;
+use crate::{InvalidSetting, RanksError};
 
 /// A parameter as sharding needs it: path and size.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -126,13 +126,13 @@ impl ShardMap {
     ///
     /// # Errors
     ///
-    /// [`InvalidSetting`] for no ranks, empty buckets, or more elements than `usize`
+    /// [`RanksError::InvalidSetting`] for no ranks, empty buckets, or more elements than `usize`
     /// counts.
     pub fn flat(
         parameters: Vec<Parameter>,
         world_size: usize,
         bucket_elements: usize,
-    ) -> Result<Self, InvalidSetting> {
+    ) -> Result<Self, RanksError> {
         Self::new(Partition::Flat, parameters, world_size, bucket_elements)
     }
 
@@ -145,7 +145,7 @@ impl ShardMap {
         parameters: Vec<Parameter>,
         world_size: usize,
         bucket_elements: usize,
-    ) -> Result<Self, InvalidSetting> {
+    ) -> Result<Self, RanksError> {
         Self::new(Partition::Whole, parameters, world_size, bucket_elements)
     }
 
@@ -159,7 +159,7 @@ impl ShardMap {
         parameters: Vec<Parameter>,
         world_size: usize,
         mut bucket_elements: usize,
-    ) -> Result<Self, InvalidSetting> {
+    ) -> Result<Self, RanksError> {
         InvalidSetting::unless(world_size > 0, "world_size", 0, "at least 1")?;
         InvalidSetting::unless(bucket_elements > 0, "bucket_elements", 0, "at least 1")?;
         let mut offsets = vec![0_usize];
@@ -198,8 +198,8 @@ impl ShardMap {
     ///
     /// # Errors
     ///
-    /// [`InvalidSetting`] for more elements than `usize` counts.
-    pub fn with_balanced(&self, more: Vec<Parameter>) -> Result<Self, InvalidSetting> {
+    /// [`RanksError::InvalidSetting`] for more elements than `usize` counts.
+    pub fn with_balanced(&self, more: Vec<Parameter>) -> Result<Self, RanksError> {
         let mut all = self.clone();
         for parameter in more {
             all.offsets.push(end_after(&all.offsets, &parameter)?);

@@ -12,8 +12,8 @@ use serde_json::{Map, Value};
 use strsim::damerau_levenshtein;
 
 use super::keys::{Treatment, key, keys};
-use super::{BatchConfig, ConfigError, MICRO, STEPS, TRAIN, ZeroConfig};
-use crate::{Memory, Stage};
+use super::{BatchConfig, ConfigFault, MICRO, STEPS, TRAIN, ZeroConfig};
+use crate::{Memory, Stage, ZeroError};
 
 impl ZeroConfig {
     /// Reads DeepSpeed's JSON (`ds_config.json`) of ZeRO stage 0, 1, 2 or 3: integers may be
@@ -27,7 +27,7 @@ impl ZeroConfig {
     /// Text that is not JSON, a duplicate key, an `"auto"` that only the program can fill in;
     /// outside of [`sections`](Self::sections) an unknown key, a wrong type or value, and features
     /// of DeepSpeed that this crate does not have, such as NVMe.
-    pub fn from_deepspeed_json(text: &str) -> Result<Self, ConfigError> {
+    pub fn from_deepspeed_json(text: &str) -> Result<Self, ZeroError> {
         Self::from_deepspeed_json_with(text, &|_| None)
     }
 
@@ -54,7 +54,7 @@ impl ZeroConfig {
     /// let config = ZeroConfig::from_deepspeed_json_with(file, &auto)?;
     /// assert_eq!(config.sections["optimizer"]["params"]["lr"], 3e-4);
     /// assert_eq!((config.reduce_bucket_size, config.gradient_clipping), (768 * 768, Some(1.0)));
-    /// # Ok::<(), burn_zero::ConfigError>(())
+    /// # Ok::<(), burn_zero::ZeroError>(())
     /// ```
     ///
     /// # Errors
@@ -63,9 +63,9 @@ impl ZeroConfig {
     pub fn from_deepspeed_json_with(
         text: &str,
         auto: &dyn Fn(&str) -> Option<Value>,
-    ) -> Result<Self, ConfigError> {
+    ) -> Result<Self, ZeroError> {
         let file: Value =
-            serde_json::from_str(text).map_err(|error| ConfigError::Syntax(error.to_string()))?;
+            serde_json::from_str(text).map_err(|error| ConfigFault::Syntax(error.to_string()))?;
         refuse_doubled(text, "")?;
         let mut reader = Reader {
             auto,
@@ -78,7 +78,7 @@ impl ZeroConfig {
         let clipping = clipping.filter(|norm: &f64| *norm != 0.0);
         if let Some(norm) = clipping {
             let key = "gradient_clipping";
-            ConfigError::require(norm > 0.0, key, norm, "finite and above 0")?;
+            ConfigFault::require(norm > 0.0, key, norm, "finite and above 0")?;
         }
         let mut zero = top.take_section("zero_optimization");
         let stage = stage(&mut zero)?;
@@ -96,8 +96,8 @@ impl ZeroConfig {
         };
         let mut bucket_size = |key| {
             let size = zero.take(key)?.unwrap_or(default.reduce_bucket_size);
-            ConfigError::require(size > 0, &zero.path_of(key), size, "at least 1")?;
-            Ok(size)
+            ConfigFault::require(size > 0, &zero.path_of(key), size, "at least 1")?;
+            Ok::<_, ConfigFault>(size)
         };
         Ok(ZeroConfig {
             reduce_bucket_size: bucket_size("reduce_bucket_size")?,
@@ -121,16 +121,16 @@ impl ZeroConfig {
     }
 }
 
-fn stage(zero: &mut Section) -> Result<Stage, ConfigError> {
+fn stage(zero: &mut Section) -> Result<Stage, ConfigFault> {
     let number = zero.take("stage")?;
     let number = number.unwrap_or(ZeroConfig::DEFAULT_STAGE.number());
     Stage::try_from(number)
-        .map_err(|_| ConfigError::invalid(&zero.path_of("stage"), number, "0, 1, 2 or 3"))
+        .map_err(|_| ConfigFault::invalid(&zero.path_of("stage"), number, "0, 1, 2 or 3"))
 }
 
 /// The memory that an offload section chooses by its `device`, or `older`, the boolean key that is
 /// its older form; `None` if neither says one.
-fn memory(zero: &mut Section, section: &str, older: &str) -> Result<Option<Memory>, ConfigError> {
+fn memory(zero: &mut Section, section: &str, older: &str) -> Result<Option<Memory>, ConfigFault> {
     const INSTEAD: &str = "put \"cpu\": what is offloaded is in host memory, not on a disk";
 
     #[derive(Deserialize)]
@@ -144,12 +144,12 @@ fn memory(zero: &mut Section, section: &str, older: &str) -> Result<Option<Memor
     let (older, asks) = (zero.path_of(older), zero.take(older)? == Some(true));
     let mut offload = zero.take_section(section);
     match (offload.take("device")?, asks) {
-        (Some(Device::Nvme), _) => Err(ConfigError::unsupported(
+        (Some(Device::Nvme), _) => Err(ConfigFault::unsupported(
             offload.path_of("device"),
             "\"nvme\"",
             INSTEAD,
         )),
-        (Some(Device::None), true) => Err(ConfigError::key(
+        (Some(Device::None), true) => Err(ConfigFault::key(
             offload.path_of("device"),
             format!("none, but {older}, the older form, asks for host memory"),
         )),
@@ -159,7 +159,7 @@ fn memory(zero: &mut Section, section: &str, older: &str) -> Result<Option<Memor
     }
 }
 
-fn communication_dtype(top: &mut Section) -> Result<Option<BufferDtype>, ConfigError> {
+fn communication_dtype(top: &mut Section) -> Result<Option<BufferDtype>, ConfigFault> {
     const KEY: &str = "communication_data_type";
 
     let name = top.take::<String>(KEY)?;
@@ -171,7 +171,7 @@ fn communication_dtype(top: &mut Section) -> Result<Option<BufferDtype>, ConfigE
         Some("fp16") => Ok(Some(BufferDtype::F16)),
         Some(name) => {
             let expected = "\"fp32\", \"bf16\" or \"fp16\"";
-            Err(ConfigError::invalid(KEY, format!("{name:?}"), expected))
+            Err(ConfigFault::invalid(KEY, format!("{name:?}"), expected))
         }
     }
 }
@@ -207,10 +207,10 @@ impl Section {
     }
 
     /// Removes a key and returns its value, if it is there.
-    fn take<T: DeserializeOwned>(&mut self, key: &str) -> Result<Option<T>, ConfigError> {
+    fn take<T: DeserializeOwned>(&mut self, key: &str) -> Result<Option<T>, ConfigFault> {
         let value = self.entries.remove(key);
         let read = value.map(T::deserialize).transpose();
-        read.map_err(|error| ConfigError::key(self.path_of(key), error.to_string()))
+        read.map_err(|error| ConfigFault::key(self.path_of(key), error.to_string()))
     }
 
     /// Removes a section and returns it; an empty one if it is not there.
@@ -233,7 +233,7 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     /// Applies the rules of the table to the keys of the object at `path`.
-    fn section(&mut self, path: &str, object: Value) -> Result<Section, ConfigError> {
+    fn section(&mut self, path: &str, object: Value) -> Result<Section, ConfigFault> {
         let found = match object {
             Value::Object(found) => found,
             // The form of DeepSpeed's first releases.
@@ -247,7 +247,7 @@ impl Reader<'_> {
                     path
                 };
                 let reason = format!("{}, but it must be an object", preview(&other));
-                return Err(ConfigError::key(place, reason));
+                return Err(ConfigFault::key(place, reason));
             }
         };
         let mut read = Section {
@@ -260,7 +260,7 @@ impl Reader<'_> {
                 let near = keys(section).min_by_key(|key| damerau_levenshtein(key.name, &name));
                 let near = near.map_or("", |key| key.name);
                 let reason = format!("there is no such key; the nearest is `{near}`");
-                return Err(ConfigError::key(path, reason));
+                return Err(ConfigFault::key(path, reason));
             };
             let value = whole(value);
             let value = match key.treatment {
@@ -277,7 +277,7 @@ impl Reader<'_> {
                     None
                 }
                 Treatment::Refused(_) => {
-                    return Err(ConfigError::unsupported(path, &preview(&value), key.reason));
+                    return Err(ConfigFault::unsupported(path, &preview(&value), key.reason));
                 }
             };
             if let Some(value) = value.filter(|value| !value.is_null()) {
@@ -294,14 +294,14 @@ impl Reader<'_> {
 
     /// The value with `"auto"` filled in, on all levels of an object, and without the object's
     /// nulls.
-    fn filled(&self, path: &str, value: Value) -> Result<Value, ConfigError> {
+    fn filled(&self, path: &str, value: Value) -> Result<Value, ConfigFault> {
         const NOT_FILLED: &str =
             "\"auto\", and nothing fills it in: let the program give it, or put a value there";
 
         if value == "auto" {
             return self
                 .auto(path)
-                .ok_or_else(|| ConfigError::key(path, NOT_FILLED));
+                .ok_or_else(|| ConfigFault::key(path, NOT_FILLED));
         }
         let Value::Object(entries) = value else {
             return Ok(whole(value));
@@ -346,14 +346,14 @@ pub(super) fn preview(value: &Value) -> String {
 }
 
 /// Refuses a key that occurs twice in its object: `serde_json::Value` would drop one of its values.
-fn refuse_doubled(text: &str, path: &str) -> Result<(), ConfigError> {
+fn refuse_doubled(text: &str, path: &str) -> Result<(), ConfigFault> {
     let Ok(Entries(entries)) = serde_json::from_str(text) else {
         return Ok(());
     };
     for (index, (key, value)) in entries.iter().enumerate() {
         let path = join(path, key);
         if entries[..index].iter().any(|(earlier, _)| earlier == key) {
-            return Err(ConfigError::key(path, "the key stands there twice"));
+            return Err(ConfigFault::key(path, "the key stands there twice"));
         }
         refuse_doubled(value.get(), &path)?;
     }

@@ -17,7 +17,7 @@ use thiserror::Error;
 pub use sections::{DeepSpeedConfig, DeepSpeedPrecision};
 pub use update::{DeepSpeedParts, FromDeepSpeed};
 
-use crate::{Memory, Stage, ZeroSettings};
+use crate::{Memory, Stage, ZeroError, ZeroSettings};
 
 /// How a job trains over its ranks. Written by hand, read from DeepSpeed's JSON
 /// ([`from_deepspeed_json`](Self::from_deepspeed_json)), or deserialized from its own fields
@@ -45,7 +45,7 @@ use crate::{Memory, Stage, ZeroSettings};
 ///
 /// let error = ZeroConfig::from_deepspeed_json(r#"{"zero_optimisation": {"stage": 2}}"#).unwrap_err();
 /// assert_eq!(error.to_string(), "zero_optimisation: there is no such key; the nearest is `zero_optimization`");
-/// # Ok::<(), burn_zero::ConfigError>(())
+/// # Ok::<(), burn_zero::ZeroError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -122,7 +122,7 @@ impl ZeroConfig {
     /// )?;
     /// let expected = ZeroSettings { bucket_elements: 1_000_000, ..ZeroSettings::stage(Stage::Gradients) };
     /// assert_eq!(config.settings(), expected);
-    /// # Ok::<(), burn_zero::ConfigError>(())
+    /// # Ok::<(), burn_zero::ZeroError>(())
     /// ```
     pub fn settings(&self) -> ZeroSettings {
         let bucket_size = self.reduce_bucket_size.min(self.allgather_bucket_size);
@@ -173,18 +173,18 @@ impl BatchConfig {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::Key`] for a size of 0 or a product above 2^64; [`ConfigError::Batch`] for
+    /// [`ConfigFault::Key`] for a size of 0 or a product above 2^64; [`ConfigFault::Batch`] for
     /// sizes that contradict each other or do not divide evenly, for none at all, and for no ranks.
-    pub fn resolve(&self, world_size: usize) -> Result<BatchSizes, ConfigError> {
+    pub fn resolve(&self, world_size: usize) -> Result<BatchSizes, ZeroError> {
         let (train, micro, steps) = (
             self.train_batch_size,
             self.train_micro_batch_size_per_gpu,
             self.gradient_accumulation_steps,
         );
         for (name, size) in [(TRAIN, train), (MICRO, micro), (STEPS, steps)] {
-            ConfigError::require(size != Some(0), name, "0", "at least 1")?;
+            ConfigFault::require(size != Some(0), name, "0", "at least 1")?;
         }
-        let refused = |reason: String| Err(ConfigError::Batch(reason));
+        let refused = |reason: String| Err(ConfigFault::Batch(reason).into());
         if world_size == 0 {
             return refused("a world of 0 ranks: there must be at least 1".to_owned());
         }
@@ -205,7 +205,7 @@ impl BatchConfig {
         let product = micro.checked_mul(steps);
         let Some(product) = product.and_then(|items| items.checked_mul(ranks)) else {
             let product = format!("{micro} x {steps} x {world_size}");
-            return Err(ConfigError::invalid(TRAIN, product, "below 2^64"));
+            return Err(ConfigFault::invalid(TRAIN, product, "below 2^64").into());
         };
         match train.filter(|train| *train != product) {
             Some(train) => refused(format!(
@@ -221,10 +221,10 @@ impl BatchConfig {
     }
 }
 
-/// Errors of [`ZeroConfig`].
+/// Why a [`ZeroConfig`] cannot work.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
-pub enum ConfigError {
+pub enum ConfigFault {
     /// The text is not JSON, which has no comments, trailing commas, `NaN` or `Infinity`. With the
     /// parser's message, which has the line and the column.
     #[error("the configuration is no JSON: {0}")]
@@ -242,7 +242,7 @@ pub enum ConfigError {
     Batch(String),
 }
 
-impl ConfigError {
+impl ConfigFault {
     /// Where in the JSON, if the error is about one place.
     pub fn path(&self) -> Option<&str> {
         match self {

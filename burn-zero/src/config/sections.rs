@@ -7,8 +7,8 @@ use serde_json::{Map, Value, json};
 
 use super::deepspeed::preview;
 use super::keys::{Treatment, key};
-use super::{ConfigError, ZeroConfig};
-use crate::HostAdamWConfig;
+use super::{ConfigFault, ZeroConfig};
+use crate::{HostAdamWConfig, ZeroError};
 
 /// A DeepSpeed file (`ds_config.json`), with all that it asks for: what
 /// [`Update::from_deepspeed`](crate::FromDeepSpeed::from_deepspeed) makes an update of. Its fields
@@ -16,7 +16,7 @@ use crate::HostAdamWConfig;
 ///
 /// ```
 /// use burn_amp::AmpConfig;
-/// use burn_zero::{DeepSpeedConfig, Memory, Stage};
+/// use burn_zero::{DeepSpeedConfig, Memory, Stage, ZeroError};
 ///
 /// let config = DeepSpeedConfig::from_json(
 ///     r#"{"train_batch_size": 64, "gradient_clipping": 0.5, "fp16": {"enabled": true},
@@ -27,9 +27,9 @@ use crate::HostAdamWConfig;
 /// assert_eq!(config.precision.amp(), AmpConfig::f16());
 /// assert_eq!(config.adamw.unwrap().weight_decay, 0.1);
 ///
-/// let error = DeepSpeedConfig::from_json(r#"{"fp16": {"enabled": "yes"}}"#).unwrap_err();
-/// assert_eq!(error.path(), Some("fp16"));
-/// # Ok::<(), burn_zero::ConfigError>(())
+/// let refused = DeepSpeedConfig::from_json(r#"{"fp16": {"enabled": "yes"}}"#);
+/// assert!(matches!(refused, Err(ZeroError::Config(fault)) if fault.path() == Some("fp16")));
+/// # Ok::<(), burn_zero::ZeroError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeepSpeedConfig {
@@ -79,9 +79,9 @@ impl DeepSpeedConfig {
     ///
     /// # Errors
     ///
-    /// Those of [`ZeroConfig::from_deepspeed_json`]; [`ConfigError::Key`] for an optimizer other
+    /// Those of [`ZeroConfig::from_deepspeed_json`]; [`ConfigFault::Key`] for an optimizer other
     /// than AdamW, a `scheduler`, an unknown key, and a number that cannot work.
-    pub fn from_json(text: &str) -> Result<Self, ConfigError> {
+    pub fn from_json(text: &str) -> Result<Self, ZeroError> {
         Self::from_json_with(text, &|_| None)
     }
 
@@ -94,7 +94,7 @@ impl DeepSpeedConfig {
     pub fn from_json_with(
         text: &str,
         auto: &dyn Fn(&str) -> Option<Value>,
-    ) -> Result<Self, ConfigError> {
+    ) -> Result<Self, ZeroError> {
         ZeroConfig::from_deepspeed_json_with(text, auto)?.try_into()
     }
 }
@@ -105,12 +105,12 @@ impl DeepSpeedConfig {
 ///
 /// As [`DeepSpeedConfig::from_json`].
 impl TryFrom<ZeroConfig> for DeepSpeedConfig {
-    type Error = ConfigError;
+    type Error = ZeroError;
 
-    fn try_from(zero: ZeroConfig) -> Result<Self, ConfigError> {
+    fn try_from(zero: ZeroConfig) -> Result<Self, ZeroError> {
         let section = |name| zero.sections.get(name);
         if section("scheduler").is_some() {
-            return Err(ConfigError::key("scheduler", NO_SCHEDULE));
+            return Err(ConfigFault::key("scheduler", NO_SCHEDULE).into());
         }
         let optimizer = section("optimizer").map(adamw).transpose()?;
         let (learning_rate, adamw) = optimizer.unzip();
@@ -130,10 +130,10 @@ const NOT_ADAMW: &str = "an update of a file is by AdamW: say so, or leave the s
                          by hand: `Update::new(optimizer).reduce(..)`";
 
 /// What is no object turns nothing on: as `"fp16": true` it would be ignored in silence.
-fn object<'a>(path: &str, section: &'a Value) -> Result<&'a Map<String, Value>, ConfigError> {
+fn object<'a>(path: &str, section: &'a Value) -> Result<&'a Map<String, Value>, ConfigFault> {
     section
         .as_object()
-        .ok_or_else(|| ConfigError::key(path, "it has to be an object, as {\"enabled\": true}"))
+        .ok_or_else(|| ConfigFault::key(path, "it has to be an object, as {\"enabled\": true}"))
 }
 
 /// A section, with DeepSpeed's defaults of all keys that are read. Of the others those without
@@ -142,7 +142,7 @@ fn parse<T: DeserializeOwned>(
     path: &str,
     mut defaults: Value,
     section: Option<&Value>,
-) -> Result<T, ConfigError> {
+) -> Result<T, ConfigFault> {
     let section = section.filter(|section| !section.is_null());
     if let (Some(all), Some(section)) = (defaults.as_object_mut(), section) {
         for (name, value) in object(path, section)? {
@@ -150,7 +150,7 @@ fn parse<T: DeserializeOwned>(
                 Some(key) if !key.treatment.has_effect(value) => {}
                 Some(key) if matches!(key.treatment, Treatment::Refused(_)) => {
                     let path = format!("{path}.{name}");
-                    return Err(ConfigError::unsupported(path, &preview(value), key.reason));
+                    return Err(ConfigFault::unsupported(path, &preview(value), key.reason));
                 }
                 _ => {
                     all.insert(name.clone(), value.clone());
@@ -159,7 +159,7 @@ fn parse<T: DeserializeOwned>(
         }
     }
     let parsed = serde_json::from_value(defaults);
-    parsed.map_err(|error| ConfigError::key(path, error.to_string()))
+    parsed.map_err(|error| ConfigFault::key(path, error.to_string()))
 }
 
 #[derive(Deserialize)]
@@ -183,7 +183,7 @@ struct Fp16 {
 fn precision(
     fp16: Option<&Value>,
     bf16: Option<&Value>,
-) -> Result<DeepSpeedPrecision, ConfigError> {
+) -> Result<DeepSpeedPrecision, ConfigFault> {
     let defaults = json!({"enabled": false, "loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000,
         "hysteresis": 2, "min_loss_scale": 1});
     let fp16: Fp16 = parse("fp16", defaults, fp16)?;
@@ -193,7 +193,7 @@ fn precision(
         (false, false) => return Ok(DeepSpeedPrecision::F32),
         (false, true) => return Ok(DeepSpeedPrecision::Bf16),
         (true, true) => {
-            return Err(ConfigError::key(
+            return Err(ConfigFault::key(
                 "fp16.enabled",
                 "leave it or bf16.enabled out",
             ));
@@ -210,7 +210,7 @@ fn precision(
         fixed => GradScalerConfig::fixed(fixed),
     };
     let checked = scaler.validate();
-    checked.map_err(|error| ConfigError::key("fp16", error.to_string()))?;
+    checked.map_err(|error| ConfigFault::key("fp16", error.to_string()))?;
     Ok(DeepSpeedPrecision::F16(scaler))
 }
 
@@ -227,19 +227,19 @@ struct Adam {
 
 /// In DeepSpeed `"Adam"` is AdamW unless `adam_w_mode` is false, and `"AdamW"` always is. With
 /// `torch_adam` the optimizer is PyTorch's, with the default weight decay of its AdamW.
-fn adamw(section: &Value) -> Result<(f64, HostAdamWConfig), ConfigError> {
+fn adamw(section: &Value) -> Result<(f64, HostAdamWConfig), ConfigFault> {
     const PARAMS: &str = "optimizer.params";
 
     let defaults = json!({"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": null, "adam_w_mode": true,
         "torch_adam": false});
     let mut names = object("optimizer", section)?.keys();
     if let Some(name) = names.find(|name| key("optimizer", name).is_none()) {
-        return Err(ConfigError::key(
+        return Err(ConfigFault::key(
             format!("optimizer.{name}"),
             "it has no such key: the optimizer's numbers belong into `optimizer.params`",
         ));
     }
-    let other = || ConfigError::key("optimizer.type", NOT_ADAMW);
+    let other = || ConfigFault::key("optimizer.type", NOT_ADAMW);
     let name = section["type"].as_str().unwrap_or_default();
     let kind = name.to_ascii_lowercase();
     if !["adam", "adamw"].contains(&&*kind) {
@@ -257,7 +257,7 @@ fn adamw(section: &Value) -> Result<(f64, HostAdamWConfig), ConfigError> {
         weight_decay: adam.weight_decay.unwrap_or(decay),
     };
     let checked = config.validate();
-    checked.map_err(|error| ConfigError::key(PARAMS, error.to_string()))?;
+    checked.map_err(|error| ConfigFault::key(PARAMS, error.to_string()))?;
     Ok((adam.lr, config))
 }
 

@@ -9,11 +9,8 @@ use burn_amp::GradScaler;
 use burn_ranks::ProcessGroup;
 use burn_update::{Update, UpdateError};
 
-use super::{BatchSizes, ConfigError, DeepSpeedConfig};
+use super::{BatchSizes, ConfigFault, DeepSpeedConfig};
 use crate::{HostAdamWConfig, Memory, PlacedAdamW, RankReduction, ReduceOverRanks};
-
-/// The name of what a file says, in errors.
-const DEEPSPEED: &str = "DeepSpeed";
 
 /// `Update::from_deepspeed(&config, group)`: the update that a DeepSpeed file asks for.
 ///
@@ -67,7 +64,7 @@ pub trait FromDeepSpeed: Sized {
     ///
     /// # Errors
     ///
-    /// A [`ConfigError`] ([`UpdateError::cause`]) for batch sizes that are not those of so many
+    /// [`ZeroError::Config`] ([`UpdateError::cause`]) for batch sizes that are not those of so many
     /// ranks, and for a file without `optimizer`; those of [`RankReduction::new`].
     fn from_deepspeed(
         config: &DeepSpeedConfig,
@@ -180,10 +177,10 @@ impl DeepSpeedParts {
         let zero = &config.zero;
         let batch = zero.batch.resolve(ranks)?;
         let adamw = config.adamw.clone();
-        let no_optimizer = || ConfigError::key("optimizer", NO_OPTIMIZER);
+        let no_optimizer = || ConfigFault::key("optimizer", NO_OPTIMIZER);
         let clip = zero.gradient_clipping.map(|norm| {
             let clip = ClipNorm::new(norm as f32);
-            clip.map_err(|_| ConfigError::invalid("gradient_clipping", norm, "above 0"))
+            clip.map_err(|_| ConfigFault::invalid("gradient_clipping", norm, "above 0"))
         });
         Ok(Self {
             reduction,
@@ -218,9 +215,3 @@ impl DeepSpeedParts {
 }
 
 const NO_OPTIMIZER: &str = "the file names none, and an update needs one: add the section, or set `DeepSpeedConfig::adamw` in the program";
-
-impl From<ConfigError> for UpdateError {
-    fn from(error: ConfigError) -> Self {
-        Self::of_part(DEEPSPEED, error)
-    }
-}

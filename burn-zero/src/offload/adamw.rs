@@ -26,7 +26,7 @@ use super::parameters::{HostLink, StepParameter};
 use super::{HostAdamWConfig, OffloadConfig, not_negative};
 use crate::host::{exchanged, is_finite, not_read};
 use crate::state::refuse;
-use crate::{ShardingError, ZeroError, raise};
+use crate::{ShardingFault, ZeroError, raise};
 
 /// AdamW whose moments and f32 master parameters live in host memory and are updated there
 /// (ZeRO-Offload, Ren et al., arXiv 2101.06840; DeepSpeed's `offload_optimizer`).
@@ -73,8 +73,8 @@ use crate::{ShardingError, ZeroError, raise};
 /// # Panics
 ///
 /// A step panics with the message of a [`ZeroError`]:
-/// [`UnsupportedDtype`](ShardingError::UnsupportedDtype),
-/// [`OtherModel`](ShardingError::OtherModel), [`InvalidSetting`](ZeroError::InvalidSetting)
+/// [`UnsupportedDtype`](ShardingFault::UnsupportedDtype),
+/// [`OtherModel`](ShardingFault::OtherModel), [`InvalidSetting`](ZeroError::InvalidSetting)
 /// for a learning rate that is negative or not finite, before anything has changed; and if the host
 /// has no memory for a parameter's state, with the parameter's path. Loading a record of AMSGrad
 /// panics too.
@@ -143,11 +143,11 @@ impl OffloadedAdamW {
     /// # Errors
     ///
     /// If a step cannot update this parameter.
-    fn check<I: Backend>(&self, parameter: &StepParameter<I>) -> Result<(), ShardingError> {
+    fn check<I: Backend>(&self, parameter: &StepParameter<I>) -> Result<(), ShardingFault> {
         let dtype = parameter.value.dtype();
         if exchanged(dtype).is_none() {
             let path = parameter.path.clone();
-            return Err(ShardingError::UnsupportedDtype { path, dtype });
+            return Err(ShardingFault::UnsupportedDtype { path, dtype });
         }
         let state = self.states.get(&parameter.id);
         let mut shapes = state.into_iter().flat_map(State::shapes);
@@ -214,7 +214,7 @@ impl Download {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::Read`]; [`ShardingError::State`], with the path.
+    /// [`ZeroError::Read`]; [`ShardingFault::State`], with the path.
     fn step(
         self,
         state: Option<State>,

@@ -26,7 +26,7 @@ use burn_ranks::SingleRank;
 use crate::parameters::{LeafPlace, NewValue, ParameterStore, StoreEntries};
 use crate::reduce::{GradientReducer, Layout};
 use crate::update::{Parameters, hook};
-use crate::{Memory, ShardingError, ZeroError, ZeroSettings};
+use crate::{Memory, ShardingFault, ZeroError, ZeroSettings};
 
 /// A step on the shards of a rank.
 struct ShardStep {
@@ -64,14 +64,14 @@ pub(super) struct StepParameter<I: Backend> {
 impl<I: Backend> StepParameter<I> {
     /// # Errors
     ///
-    /// [`ShardingError::OtherModel`] unless `found` is the parameter's shape.
-    pub(super) fn check_shape(&self, what: &str, found: &[usize]) -> Result<(), ShardingError> {
+    /// [`ShardingFault::OtherModel`] unless `found` is the parameter's shape.
+    pub(super) fn check_shape(&self, what: &str, found: &[usize]) -> Result<(), ShardingFault> {
         let expected = self.value.shape().to_vec();
         if *found == *expected {
             return Ok(());
         }
         let path = &self.path;
-        Err(ShardingError::OtherModel(format!(
+        Err(ShardingFault::OtherModel(format!(
             "{what} of {path} is {found:?}, but the parameter is {expected:?}: it belongs to another model"
         )))
     }
@@ -104,12 +104,12 @@ impl HostLink {
     ///
     /// # Errors
     ///
-    /// [`ShardingError::OtherModel`] for a gradient of another shape.
+    /// [`ShardingFault::OtherModel`] for a gradient of another shape.
     pub(super) fn parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
         module: &M,
         mut gradients: GradAdaptor,
-    ) -> Result<Vec<StepParameter<B::InnerBackend>>, ShardingError> {
+    ) -> Result<Vec<StepParameter<B::InnerBackend>>, ShardingFault> {
         let mut found: Vec<StepParameter<B::InnerBackend>> = Vec::new();
         let trained = Parameters::of::<B, M>(module);
         let store = self.store.as_deref();

@@ -21,10 +21,10 @@ use burn_backend::tensor::{Device, FloatTensor};
 use burn_checkpoint::{RematError, UploadOrder, UploadPlace};
 use burn_decorator::follow_path;
 
-use crate::ShardingError;
 use crate::backend::trained_leaf;
 use crate::host::read;
 use crate::update::Statistics;
+use crate::{ShardingFault, ZeroError};
 pub(crate) use entries::StoreEntries;
 pub(crate) use leaf::{LeafMemory, LeafPlace, NewValue, is_on_host};
 pub(crate) use parts::Parts;
@@ -76,7 +76,7 @@ pub(crate) use version::{Maker, ParameterVersion};
 ///
 /// # Errors
 ///
-/// [`ShardingError::NoRemat`] for a backend without [`Remat`](burn_checkpoint::Remat).
+/// [`ShardingFault::NoRemat`] for a backend without [`Remat`](burn_checkpoint::Remat).
 ///
 /// # Cost
 ///
@@ -87,8 +87,8 @@ pub(crate) use version::{Maker, ParameterVersion};
 /// not under a `MemoryBudget`.
 pub fn offload_parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
-) -> Result<M, ShardingError> {
-    offloaded::<B, M>(module, None)
+) -> Result<M, ZeroError> {
+    Ok(offloaded::<B, M>(module, None)?)
 }
 
 /// [`offload_parameters`], whose parameters are uploaded to `device`, or to the device they are on
@@ -96,7 +96,7 @@ pub fn offload_parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
 pub(crate) fn offloaded<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     device: Option<&Device<B>>,
-) -> Result<M, ShardingError> {
+) -> Result<M, ShardingFault> {
     let order = UploadOrder::new();
     replace_parameters(module, |_, old: &FloatTensor<B>| {
         if is_on_host::<B>(old) {
@@ -107,13 +107,13 @@ pub(crate) fn offloaded<B: AutodiffBackend, M: AutodiffModule<B>>(
     })
 }
 
-pub(crate) fn refused(error: RematError) -> ShardingError {
+pub(crate) fn refused(error: RematError) -> ShardingFault {
     let backend = match error {
         RematError::NoRemat { backend } => backend,
         // The only error of `delivered`.
         error => error.to_string(),
     };
-    ShardingError::NoRemat { backend }
+    ShardingFault::NoRemat { backend }
 }
 
 /// The module with other leaves of its parameters, trained and frozen, which `make` returns for a

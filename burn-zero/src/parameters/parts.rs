@@ -66,7 +66,7 @@ impl Parts {
     ///
     /// # Errors
     ///
-    /// [`ShardingError::NoRemat`](crate::ShardingError::NoRemat).
+    /// [`ShardingFault::NoRemat`](crate::ShardingFault::NoRemat).
     pub(crate) fn leaf<B: AutodiffBackend>(
         self,
         device: &Device<B>,

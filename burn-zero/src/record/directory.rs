@@ -3,10 +3,11 @@
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::Path;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::RecordError;
+use super::RecordFault;
 use super::entry::CHUNK_BYTES;
 
 /// Name of the manifest in a record's directory.
@@ -59,7 +60,7 @@ pub(super) struct Listing {
 
 impl Listing {
     /// The records in `dir`; none if it does not exist. Other names are ignored.
-    pub fn read(dir: &Path) -> Result<Self, RecordError> {
+    pub fn read(dir: &Path) -> Result<Self, RecordFault> {
         let mut listing = Self::default();
         let entries = match run("list", dir, || fs::read_dir(dir)) {
             Err(error) if error.is_not_found() => return Ok(listing),
@@ -89,7 +90,7 @@ impl Listing {
     }
 
     /// The last complete record in `dir`, or the last one of `step`.
-    pub fn locate(dir: &Path, step: Option<u64>) -> Result<RecordName, RecordError> {
+    pub fn locate(dir: &Path, step: Option<u64>) -> Result<RecordName, RecordFault> {
         let listing = Self::read(dir)?;
         let mut newest_first = listing.complete.iter().rev();
         let found = newest_first.find(|record| step.is_none_or(|step| record.step == step));
@@ -97,8 +98,8 @@ impl Listing {
     }
 
     /// The error where no record, or none of `step`, is complete.
-    pub fn no_record(&self, dir: &Path, step: Option<u64>) -> RecordError {
-        RecordError::NoRecord {
+    pub fn no_record(&self, dir: &Path, step: Option<u64>) -> RecordFault {
+        RecordFault::NoRecord {
             dir: dir.to_owned(),
             step,
             partial: self.partial.len(),
@@ -111,22 +112,22 @@ impl Listing {
 ///
 /// # Errors
 ///
-/// [`RecordError::Io`], with the operation and the path.
+/// [`RecordFault::Io`], with the operation and the path.
 pub(crate) fn run<T>(
     action: &'static str,
     path: &Path,
     operation: impl FnOnce() -> io::Result<T>,
-) -> Result<T, RecordError> {
+) -> Result<T, RecordFault> {
     log::trace!("{action} {}", path.display());
-    operation().map_err(|source| RecordError::Io {
+    operation().map_err(|source| RecordFault::Io {
         action,
         path: path.to_owned(),
-        source,
+        source: Arc::new(source),
     })
 }
 
 /// Returns when the names in the directory are on the disk.
-pub(super) fn sync_dir(path: &Path) -> Result<(), RecordError> {
+pub(super) fn sync_dir(path: &Path) -> Result<(), RecordFault> {
     run("sync", path, || {
         // Windows neither opens a directory as a file nor needs it synced.
         match cfg!(unix) {
@@ -137,7 +138,7 @@ pub(super) fn sync_dir(path: &Path) -> Result<(), RecordError> {
 }
 
 /// Makes `dir` and its missing parents, each synced before the next.
-pub(super) fn make_dirs(dir: &Path) -> Result<(), RecordError> {
+pub(super) fn make_dirs(dir: &Path) -> Result<(), RecordFault> {
     // The working directory has no parent to make, even if it was removed.
     if dir.is_dir() || dir == Path::new(".") {
         return Ok(());
@@ -165,7 +166,7 @@ pub(super) struct SyncedFile<'a> {
 
 impl<'a> SyncedFile<'a> {
     /// A new file; an existing file is an error.
-    pub fn create(path: &'a Path) -> Result<Self, RecordError> {
+    pub fn create(path: &'a Path) -> Result<Self, RecordFault> {
         Ok(Self {
             path,
             file: run("create", path, || File::create_new(path))?,
@@ -178,7 +179,7 @@ impl<'a> SyncedFile<'a> {
         self.bytes
     }
 
-    pub fn write(&mut self, bytes: &[u8]) -> Result<(), RecordError> {
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), RecordFault> {
         run("write", self.path, || self.file.write_all(bytes))?;
         self.bytes += bytes.len() as u64;
         Ok(())
@@ -186,7 +187,7 @@ impl<'a> SyncedFile<'a> {
 
     /// Writes a slice. Returns the checksum of each of its chunks, computed while the chunk is in
     /// the processor's cache.
-    pub fn write_slice(&mut self, bytes: &[u8]) -> Result<Vec<u32>, RecordError> {
+    pub fn write_slice(&mut self, bytes: &[u8]) -> Result<Vec<u32>, RecordFault> {
         let chunks = bytes.chunks(CHUNK_BYTES);
         let each = chunks.map(|chunk| {
             let crc32 = crc32fast::hash(chunk);
@@ -196,7 +197,7 @@ impl<'a> SyncedFile<'a> {
     }
 
     /// Syncs the file, and returns its length.
-    pub fn finish(self) -> Result<u64, RecordError> {
+    pub fn finish(self) -> Result<u64, RecordFault> {
         run("sync", self.path, || self.file.sync_all())?;
         Ok(self.bytes)
     }

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use safetensors::Dtype;
 
-use super::RecordError;
+use super::RecordFault;
 
 /// Bytes of a slice under one checksum, the smallest unit that is read.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
@@ -44,7 +44,7 @@ impl TensorSpec {
     }
 
     /// Checks that `range` is in the tensor and can be addressed on this machine.
-    pub(super) fn check(&self, range: &Range<usize>) -> Result<(), RecordError> {
+    pub(super) fn check(&self, range: &Range<usize>) -> Result<(), RecordFault> {
         if !self.dtype.bitsize().is_multiple_of(8) {
             let dtype = self.dtype;
             return Err(self.error(format!("is {dtype}, whose elements are no whole bytes")));
@@ -61,8 +61,8 @@ impl TensorSpec {
     }
 
     /// An error with this tensor.
-    pub(super) fn error(&self, reason: String) -> RecordError {
-        RecordError::Entry {
+    pub(super) fn error(&self, reason: String) -> RecordFault {
+        RecordFault::Entry {
             name: self.name.clone(),
             reason,
         }
@@ -134,7 +134,7 @@ impl<'a> Entry<'a> {
     }
 
     /// The slice and its bytes, whose number is checked.
-    pub(super) fn into_bytes(self) -> Result<(TensorSlice, Cow<'a, [u8]>), RecordError> {
+    pub(super) fn into_bytes(self) -> Result<(TensorSlice, Cow<'a, [u8]>), RecordFault> {
         let error = |reason| self.slice.tensor.error(reason);
         let bytes = (self.read)();
         let bytes = bytes.map_err(|it| error(format!("cannot be read by its owner: {it}")))?;

@@ -16,7 +16,8 @@ use super::directory::{Listing, MANIFEST, SyncedFile, parent, run, sync_dir};
 use super::entry::{Failure, TensorSlice, TensorSpec};
 use super::joint::{end, share};
 use super::manifest::{Manifest, Part, SliceRow, TrainingState, header, verify};
-use super::{Dtype, MODEL, RecordError};
+use super::{Dtype, MODEL, RecordFault};
+use crate::ZeroError;
 
 /// A complete record, opened to read any slices of it.
 ///
@@ -42,14 +43,15 @@ impl ShardedRecord {
     ///
     /// # Errors
     ///
-    /// [`RecordError::NoRecord`] if there is none; an error that names the file if the record is
+    /// [`RecordFault::NoRecord`] if there is none; an error that names the file if the record is
     /// damaged or of another version.
-    pub fn open(dir: &Path, step: Option<u64>) -> Result<Self, RecordError> {
-        Self::open_record(&dir.join(Listing::locate(dir, step)?.complete()))
+    pub fn open(dir: &Path, step: Option<u64>) -> Result<Self, ZeroError> {
+        let name = Listing::locate(dir, step)?;
+        Ok(Self::open_record(&dir.join(name.complete()))?)
     }
 
     /// The record whose own directory is `path`.
-    fn open_record(path: &Path) -> Result<Self, RecordError> {
+    fn open_record(path: &Path) -> Result<Self, RecordFault> {
         let manifest = Manifest::read(&path.join(MANIFEST))?;
         manifest.check_files(path)?;
         Ok(Self {
@@ -73,7 +75,7 @@ impl ShardedRecord {
         dir: &Path,
         group: &dyn ProcessGroup,
         step: Option<u64>,
-    ) -> Result<Option<Self>, RecordError> {
+    ) -> Result<Option<Self>, ZeroError> {
         let chosen = match (group.rank(), step) {
             (0, None) => Listing::read(dir).map(|listing| listing.complete.last().copied()),
             (0, step) => Listing::locate(dir, step).map(Some),
@@ -113,9 +115,9 @@ impl ShardedRecord {
     ///
     /// If the record has no such tensor, or one of another type or shape, or what is in the files
     /// is not what was written.
-    pub fn read(&mut self, wanted: &TensorSlice) -> Result<Vec<u8>, RecordError> {
+    pub fn read(&mut self, wanted: &TensorSlice) -> Result<Vec<u8>, ZeroError> {
         let TensorSlice { tensor, range } = wanted;
-        self.read_ranges(tensor, core::slice::from_ref(range))
+        Ok(self.read_ranges(tensor, core::slice::from_ref(range))?)
     }
 
     /// The bytes of several ranges of a tensor, concatenated.
@@ -123,7 +125,7 @@ impl ShardedRecord {
         &mut self,
         tensor: &TensorSpec,
         ranges: &[Range<usize>],
-    ) -> Result<Vec<u8>, RecordError> {
+    ) -> Result<Vec<u8>, RecordFault> {
         let wanted = |range| self.manifest.check_wanted(&self.path, tensor, range);
         // A rank that wants no elements of a tensor, as at stage 3, misses it too.
         wanted(&(0..0))?;
@@ -141,7 +143,7 @@ impl ShardedRecord {
     }
 
     /// Reads a part of a slice: a whole chunk into its destination, without a copy.
-    fn read_part(&mut self, part: &Part, out: &mut [u8]) -> Result<(), RecordError> {
+    fn read_part(&mut self, part: &Part, out: &mut [u8]) -> Result<(), RecordFault> {
         let Part { chunk, wanted, .. } = part;
         if chunk == wanted {
             return self.read_chunk(part, out);
@@ -159,7 +161,7 @@ impl ShardedRecord {
     }
 
     /// Reads all bytes under the checksum of a part, and verifies them.
-    fn read_chunk(&mut self, part: &Part, out: &mut [u8]) -> Result<(), RecordError> {
+    fn read_chunk(&mut self, part: &Part, out: &mut [u8]) -> Result<(), RecordFault> {
         let SliceRow {
             rank, at, crc32, ..
         } = part.slice;
@@ -180,7 +182,7 @@ impl ShardedRecord {
         at: u64,
         out: &mut [u8],
         crc32: u32,
-    ) -> Result<(), RecordError> {
+    ) -> Result<(), RecordFault> {
         let path = self.manifest.file(&self.path, rank);
         run("read", &path, || {
             let file = match &mut self.file {
@@ -207,7 +209,7 @@ impl ShardedRecord {
 ///
 /// # Errors
 ///
-/// On all ranks if on one: [`RecordError::OtherRank`] on those that did not fail themselves. The
+/// On all ranks if on one: [`RecordFault::OtherRank`] on those that did not fail themselves. The
 /// error for a record that is damaged, of another version or of another model names the file or the
 /// entry; an older record is never loaded instead.
 pub fn load_sharded(
@@ -216,9 +218,9 @@ pub fn load_sharded(
     step: Option<u64>,
     wanted: &[TensorSlice],
     mut take: impl FnMut(usize, Vec<u8>) -> Result<(), Failure>,
-) -> Result<TrainingState, RecordError> {
+) -> Result<TrainingState, ZeroError> {
     let Some(mut record) = ShardedRecord::open_with(dir, group, step)? else {
-        return Err(Listing::read(dir)?.no_record(dir, step));
+        return Err(Listing::read(dir)?.no_record(dir, step).into());
     };
     // Missing tensors are found before `take` is called.
     let check = |TensorSlice { tensor, range }: &TensorSlice| {
@@ -226,9 +228,10 @@ pub fn load_sharded(
     };
     end(group, "look for entries", wanted.iter().try_for_each(check))?;
     let loaded = wanted.iter().enumerate().try_for_each(|(index, wanted)| {
-        let tensor = &wanted.tensor;
+        let TensorSlice { tensor, range } = wanted;
+        let bytes = record.read_ranges(tensor, core::slice::from_ref(range))?;
         let not_taken = |reason| tensor.error(format!("was read, but could not be used: {reason}"));
-        take(index, record.read(wanted)?).map_err(not_taken)
+        take(index, bytes).map_err(not_taken)
     });
     end(group, "load a record", loaded)?;
     log::info!("rank {} loaded {}", group.rank(), record.path.display());
@@ -260,8 +263,8 @@ pub fn load_sharded(
 /// # Errors
 ///
 /// Those of [`ShardedRecord::open`] and [`ShardedRecord::read`], or of the file system;
-/// [`RecordError::OtherModel`] if no entry of the record is in the section `model`.
-pub fn consolidate(dir: &Path, out: &Path) -> Result<(), RecordError> {
+/// [`RecordFault::OtherModel`] if no entry of the record is in the section `model`.
+pub fn consolidate(dir: &Path, out: &Path) -> Result<(), ZeroError> {
     consolidate_floats(dir, out, None)
 }
 
@@ -271,7 +274,7 @@ pub fn consolidate(dir: &Path, out: &Path) -> Result<(), RecordError> {
 /// # Errors
 ///
 /// Those of [`consolidate`].
-pub fn consolidate_as(dir: &Path, out: &Path, floats: BufferDtype) -> Result<(), RecordError> {
+pub fn consolidate_as(dir: &Path, out: &Path, floats: BufferDtype) -> Result<(), ZeroError> {
     consolidate_floats(dir, out, Some(floats))
 }
 
@@ -279,7 +282,7 @@ fn consolidate_floats(
     dir: &Path,
     out: &Path,
     floats: Option<BufferDtype>,
-) -> Result<(), RecordError> {
+) -> Result<(), ZeroError> {
     let in_file = |dtype| match (floats, dtype) {
         (Some(floats), Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16) => match floats {
             BufferDtype::F32 => Dtype::F32,
@@ -293,7 +296,7 @@ fn consolidate_floats(
     tensors.retain(|tensor| tensor.name.starts_with(MODEL));
     if tensors.is_empty() {
         let (path, reason) = (record.path, "has no model".to_owned());
-        return Err(RecordError::OtherModel { path, reason });
+        return Err(RecordFault::OtherModel { path, reason }.into());
     }
     // As safetensors orders: by type, and within a type by name, as they are already.
     tensors.sort_by_key(|tensor| Reverse(in_file(tensor.dtype)));

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use super::RecordError;
+use super::RecordFault;
 use super::directory::{rank_file, run};
 use super::entry::{CHUNK_BYTES, TensorSpec};
 
@@ -172,7 +172,7 @@ impl TensorRow {
 impl Manifest {
     /// The manifest of a record from those of its ranks, if each element of each tensor is on
     /// exactly one rank.
-    pub fn assemble(ranks: Vec<Self>) -> Result<Self, RecordError> {
+    pub fn assemble(ranks: Vec<Self>) -> Result<Self, RecordFault> {
         let mut ranks = ranks.into_iter();
         let mut manifest = ranks.next().expect("a group has ranks");
         let mut trees = vec![manifest.state.optimizer.take()];
@@ -197,7 +197,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    fn check_state(&self, rank: usize, theirs: TrainingState) -> Result<(), RecordError> {
+    fn check_state(&self, rank: usize, theirs: TrainingState) -> Result<(), RecordFault> {
         let ours = &self.state;
         for (what, theirs, ours) in [
             ("step", theirs.step.into(), ours.step.into()),
@@ -223,7 +223,7 @@ impl Manifest {
         rank: usize,
         name: String,
         row: TensorRow,
-    ) -> Result<(), RecordError> {
+    ) -> Result<(), RecordFault> {
         let Some(known) = self.tensors.get_mut(&name) else {
             self.tensors.insert(name, row);
             return Ok(());
@@ -243,7 +243,7 @@ impl Manifest {
 
     /// Checks that every element of every tensor is in exactly one slice, and that each slice is in
     /// a file.
-    fn check(&self) -> Result<(), RecordError> {
+    fn check(&self) -> Result<(), RecordFault> {
         for (name, row) in &self.tensors {
             let spec = row.spec(name);
             spec.check(&(0..0))?;
@@ -294,7 +294,7 @@ impl Manifest {
     }
 
     /// The manifest in the file at `path`.
-    pub fn read(path: &Path) -> Result<Self, RecordError> {
+    pub fn read(path: &Path) -> Result<Self, RecordFault> {
         let text = run("read", path, || fs::read(path)).map_err(missing)?;
         let no_manifest = |reason: String| torn(path, format!("is no manifest: {reason}"));
         let no_json = |error: serde_json::Error| no_manifest(error.to_string());
@@ -334,7 +334,7 @@ impl Manifest {
     }
 
     /// Checks that the files in `dir` exist with their full lengths, without reading them.
-    pub fn check_files(&self, dir: &Path) -> Result<(), RecordError> {
+    pub fn check_files(&self, dir: &Path) -> Result<(), RecordFault> {
         for (rank, file) in self.files.iter().enumerate() {
             let (path, written) = (&self.file(dir, rank), file.bytes);
             let found = run("look at", path, || Ok(fs::metadata(path)?.len())).map_err(missing)?;
@@ -355,7 +355,7 @@ impl Manifest {
         dir: &Path,
         wanted: &TensorSpec,
         range: &Range<usize>,
-    ) -> Result<(), RecordError> {
+    ) -> Result<(), RecordFault> {
         wanted.check(range)?;
         let TensorSpec { name, dtype, shape } = wanted;
         let reason = match self.tensors.get(name) {
@@ -370,7 +370,7 @@ impl Manifest {
             Some(_) => return Ok(()),
         };
         let path = dir.to_owned();
-        Err(RecordError::OtherModel { path, reason })
+        Err(RecordFault::OtherModel { path, reason })
     }
 }
 
@@ -409,8 +409,8 @@ fn ranks_differ(
     what: &str,
     (rank, theirs): (usize, String),
     (other, ours): (usize, String),
-) -> RecordError {
-    RecordError::RanksDiffer {
+) -> RecordFault {
+    RecordFault::RanksDiffer {
         difference: format!("rank {rank} has {what} {theirs}, rank {other} {ours}"),
     }
 }
@@ -459,7 +459,7 @@ pub(super) fn verify(
     what: impl FnOnce() -> String,
     written: u32,
     bytes: &[u8],
-) -> Result<(), RecordError> {
+) -> Result<(), RecordFault> {
     let found = crc32fast::hash(bytes);
     if found == written {
         return Ok(());
@@ -472,15 +472,15 @@ pub(super) fn verify(
 }
 
 /// The error for a file of a record that cannot be read.
-fn missing(error: RecordError) -> RecordError {
+fn missing(error: RecordFault) -> RecordFault {
     match &error {
-        RecordError::Io { path, .. } if error.is_not_found() => torn(path, "is missing".to_owned()),
+        RecordFault::Io { path, .. } if error.is_not_found() => torn(path, "is missing".to_owned()),
         _ => error,
     }
 }
 
-pub(super) fn torn(path: &Path, reason: String) -> RecordError {
-    RecordError::Torn {
+pub(super) fn torn(path: &Path, reason: String) -> RecordFault {
+    RecordFault::Torn {
         path: path.to_owned(),
         reason,
     }

@@ -12,7 +12,7 @@
 
 mod directory;
 mod entry;
-mod error;
+mod fault;
 mod joint;
 mod load;
 mod manifest;
@@ -20,7 +20,7 @@ mod save;
 
 pub(crate) use directory::run;
 pub use entry::{Entry, Failure, TensorSlice, TensorSpec};
-pub use error::RecordError;
+pub use fault::RecordFault;
 pub(crate) use joint::end;
 pub use load::{ShardedRecord, consolidate, consolidate_as, load_sharded};
 pub use manifest::TrainingState;

@@ -14,8 +14,8 @@ use super::directory::{
 use super::entry::{Entry, TensorSlice};
 use super::joint::{end, share};
 use super::manifest::{HeaderRow, Manifest, RankFile, SliceRow, TensorRow, header, slice_key};
-use super::{RecordError, TrainingState};
-use crate::ProcessGroup;
+use super::{RecordFault, TrainingState};
+use crate::{ProcessGroup, ZeroError};
 
 /// How many records stay in a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +91,7 @@ pub struct Saved {
 ///
 /// # Errors
 ///
-/// On all ranks if on one: [`RecordError::OtherRank`] on those that did not fail themselves. What
+/// On all ranks if on one: [`RecordFault::OtherRank`] on those that did not fail themselves. What
 /// was written is removed, unless the record was complete already.
 pub fn save_sharded(
     dir: &Path,
@@ -99,7 +99,7 @@ pub fn save_sharded(
     entries: Vec<Entry>,
     state: TrainingState,
     keep: Keep,
-) -> Result<Saved, RecordError> {
+) -> Result<Saved, ZeroError> {
     let mut slices = entries.iter().map(Entry::slice);
     let checked = slices.try_for_each(|slice| slice.tensor.check(&slice.range));
     end(group, "look at entries", checked)?;
@@ -123,7 +123,11 @@ pub fn save_sharded(
         if is_first {
             remove(&partial);
         }
-        drop(end(group, "remove an unfinished record", Ok(())));
+        drop(end(
+            group,
+            "remove an unfinished record",
+            Ok::<_, ZeroError>(()),
+        ));
     }
     let bytes = completed?.into_iter().flatten().next();
     Ok(Saved {
@@ -138,7 +142,7 @@ fn write_rank_file(
     group: &dyn ProcessGroup,
     mut entries: Vec<Entry>,
     state: TrainingState,
-) -> Result<Manifest, RecordError> {
+) -> Result<Manifest, RecordFault> {
     let (rank, world_size) = (group.rank(), group.world_size());
     entries.sort_by(|a, b| order(a.slice()).cmp(&order(b.slice())));
     let (mut tensors, mut keys) = (Vec::new(), HashSet::new());
@@ -194,7 +198,7 @@ fn order(slice: &TensorSlice) -> (Reverse<Dtype>, &str, usize) {
 
 /// Removes unfinished records and makes the directory of a new one, as rank 0. Returns its name,
 /// and the earlier complete records, oldest first.
-fn begin(dir: &Path, step: u64) -> Result<(RecordName, Vec<RecordName>), RecordError> {
+fn begin(dir: &Path, step: u64) -> Result<(RecordName, Vec<RecordName>), RecordFault> {
     make_dirs(dir)?;
     let listing = Listing::read(dir)?;
     for stale in &listing.partial {
@@ -210,7 +214,7 @@ fn begin(dir: &Path, step: u64) -> Result<(RecordName, Vec<RecordName>), RecordE
 
 /// Writes the manifest of the files, makes the record complete and returns the files' bytes. The
 /// record exists from the rename on.
-fn complete(dir: &Path, name: RecordName, tables: Vec<Manifest>) -> Result<u64, RecordError> {
+fn complete(dir: &Path, name: RecordName, tables: Vec<Manifest>) -> Result<u64, RecordFault> {
     let partial = dir.join(name.partial());
     let manifest = Manifest::assemble(tables)?;
     manifest.check_files(&partial)?;

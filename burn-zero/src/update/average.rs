@@ -22,8 +22,8 @@ impl Sharding {
     ///
     /// # Errors
     ///
-    /// [`ShardingError::NotPrepared`](crate::ShardingError::NotPrepared),
-    /// [`ShardingError::OtherModel`](crate::ShardingError::OtherModel); those of the group.
+    /// [`ShardingFault::NotPrepared`](crate::ShardingFault::NotPrepared),
+    /// [`ShardingFault::OtherModel`](crate::ShardingFault::OtherModel); those of the group.
     pub(super) fn averaged<B, M>(
         &self,
         model: &M,

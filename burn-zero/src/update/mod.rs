@@ -11,7 +11,7 @@
 //! `whole_record.rs` makes the record that rank 0 saves in a Learner.
 
 mod average;
-mod error;
+mod fault;
 mod gather;
 mod parameter_shards;
 mod parameters;
@@ -26,7 +26,7 @@ mod step;
 mod trial;
 mod whole_record;
 
-pub use error::ShardingError;
+pub use fault::ShardingFault;
 pub(crate) use parameter_shards::shard_id;
 pub use parameter_shards::{ParameterShard, ParameterShards};
 pub(crate) use parameters::Parameters;

@@ -10,7 +10,7 @@ use super::parameter_shards::MOST_DIMENSIONS;
 use crate::backend::{is_hooked, leaf_node};
 use crate::host::exchanged;
 use crate::reduce::ParameterSpec;
-use crate::{Partition, ShardingError};
+use crate::{Partition, ShardingFault};
 use burn_decorator::module::{for_each_float, map_floats};
 
 /// The parameters of a module that require gradients. `ParamId`s are random in each process, so
@@ -110,17 +110,17 @@ impl Parameters {
 
     /// # Errors
     ///
-    /// [`ShardingError::UnsupportedDtype`] if collectives do not support a type;
-    /// [`ShardingError::TooManyDimensions`] if a parameter has more dimensions than a whole
+    /// [`ShardingFault::UnsupportedDtype`] if collectives do not support a type;
+    /// [`ShardingFault::TooManyDimensions`] if a parameter has more dimensions than a whole
     /// shard can have.
-    pub(super) fn check(&self, ranks: usize, partition: Partition) -> Result<(), ShardingError> {
+    pub(super) fn check(&self, ranks: usize, partition: Partition) -> Result<(), ShardingFault> {
         for ParameterSpec { path, shape, dtype } in &self.list {
             let (path, dtype, dimensions) = (path.clone(), *dtype, shape.len());
             if ranks > 1 && exchanged(dtype).is_none() {
-                return Err(ShardingError::UnsupportedDtype { path, dtype });
+                return Err(ShardingFault::UnsupportedDtype { path, dtype });
             }
             if partition == Partition::Whole && dimensions > MOST_DIMENSIONS {
-                return Err(ShardingError::TooManyDimensions { path, dimensions });
+                return Err(ShardingFault::TooManyDimensions { path, dimensions });
             }
         }
         Ok(())
@@ -128,8 +128,8 @@ impl Parameters {
 
     /// # Errors
     ///
-    /// [`ShardingError::OtherModel`] unless these are `expected`.
-    pub(crate) fn check_same(&self, expected: &[ParameterSpec]) -> Result<(), ShardingError> {
+    /// [`ShardingFault::OtherModel`] unless these are `expected`.
+    pub(crate) fn check_same(&self, expected: &[ParameterSpec]) -> Result<(), ShardingFault> {
         let longest = self.list.len().max(expected.len());
         let differs = |&index: &usize| self.list.get(index) != expected.get(index);
         let Some(index) = (0..longest).find(differs) else {
@@ -137,7 +137,7 @@ impl Parameters {
         };
         let describe = |found: Option<&ParameterSpec>| found.map_or("none".to_owned(), describe);
         let (found, expected) = (self.list.get(index), expected.get(index));
-        Err(ShardingError::OtherModel(format!(
+        Err(ShardingFault::OtherModel(format!(
             "parameter {index} of the module is {}, but that of the prepared model is {}: prepare the model again after \
              changing it",
             describe(found),
@@ -147,13 +147,13 @@ impl Parameters {
 
     /// # Errors
     ///
-    /// [`ShardingError::OtherModel`] if a parameter that the module holds twice is not one
+    /// [`ShardingFault::OtherModel`] if a parameter that the module holds twice is not one
     /// leaf.
-    pub(super) fn check_tied(&self) -> Result<(), ShardingError> {
+    pub(super) fn check_tied(&self) -> Result<(), ShardingFault> {
         let Some((first, again)) = &self.apart else {
             return Ok(());
         };
-        Err(ShardingError::OtherModel(format!(
+        Err(ShardingFault::OtherModel(format!(
             "{again} is {} held again, but the two are separate leaves now, and Burn keeps the gradient of one of them \
              only: `load_record` and `fork` take tied parameters apart, so prepare the model again after them",
             self.list[*first].path

@@ -25,7 +25,7 @@ use crate::parameters::{
 };
 use crate::reduce::{GradientReducer, Layout, Owner, ParameterSpec};
 use crate::trace::trace_waits;
-use crate::{Memory, ShardingError, ZeroError, raise, state};
+use crate::{Memory, ShardingFault, ZeroError, raise, state};
 use burn_decorator::module::for_each_float;
 
 impl Sharding {
@@ -93,7 +93,7 @@ impl Sharding {
     ///
     /// # Errors
     ///
-    /// [`ShardingError::SecondUpdate`], on all ranks if on one; those of the group.
+    /// [`ShardingFault::SecondUpdate`], on all ranks if on one; those of the group.
     pub(super) fn check_free<B, M>(
         &self,
         module: &M,
@@ -116,7 +116,7 @@ impl Sharding {
             None => Ok(()),
             Some(path) => {
                 let path = String::from_utf8_lossy(path).into_owned();
-                Err(ShardingError::SecondUpdate { path }.into())
+                Err(ShardingFault::SecondUpdate { path }.into())
             }
         }
     }
@@ -127,7 +127,7 @@ impl Sharding {
     ///
     /// # Errors
     ///
-    /// [`ShardingError::NoRemat`]; those of the group.
+    /// [`ShardingFault::NoRemat`]; those of the group.
     pub(super) fn placed<B, M>(
         &self,
         module: Box<M>,
@@ -187,7 +187,7 @@ impl Sharding {
         {
             let what = "the optimizer has state of the parameters that were trained before, and other ones are trained now: make a new \
                         update for them";
-            return Err(ShardingError::OtherModel(what.into()).into());
+            return Err(ShardingFault::OtherModel(what.into()).into());
         }
         trial::agree(&*group, tried)?;
         let described = parameters.describe();
@@ -222,13 +222,13 @@ impl Sharding {
 
     /// # Errors
     ///
-    /// [`ShardingError::NotSharded`] if the settings need hooks on leaves that the backend has not.
+    /// [`ShardingFault::NotSharded`] if the settings need hooks on leaves that the backend has not.
     fn check_hooked<B: AutodiffBackend>(
         &self,
         parameters: &Parameters,
         ranks: usize,
         device: &B::Device,
-    ) -> Result<(), ShardingError> {
+    ) -> Result<(), ShardingFault> {
         let leave = ranks > 1 && self.settings.stage.shards_gradients();
         let what = if leave || self.settings.gradients == Memory::Host {
             "gradients leave during backward (stage 2, and `gradients: Memory::Host`)"
@@ -241,7 +241,7 @@ impl Sharding {
             return Ok(());
         }
         let backend = B::name(device);
-        Err(ShardingError::NotSharded { what, backend })
+        Err(ShardingFault::NotSharded { what, backend })
     }
 
     /// The frozen parameters of a module in parts, which are gathered in units with those that are
@@ -391,7 +391,7 @@ fn frozen_parts<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> Vec<Par
 ///
 /// # Errors
 ///
-/// [`ShardingError::NoRemat`]; those of the group.
+/// [`ShardingFault::NoRemat`]; those of the group.
 #[expect(clippy::boxed_local, reason = "a model is large by value")]
 fn in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: Box<M>,
@@ -436,7 +436,7 @@ fn in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
 ///
 /// # Errors
 ///
-/// [`ShardingError::NoRemat`]; those of the group.
+/// [`ShardingFault::NoRemat`]; those of the group.
 ///
 /// # Cost
 ///

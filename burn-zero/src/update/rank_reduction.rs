@@ -130,7 +130,7 @@ impl RankReduction {
     ///
     /// # Errors
     ///
-    /// [`ShardingError::NotPrepared`](crate::ShardingError::NotPrepared) if it is for a Learner, whose
+    /// [`ShardingFault::NotPrepared`](crate::ShardingFault::NotPrepared) if it is for a Learner, whose
     /// strategy has not brought the ranks yet.
     pub fn group(&self) -> Result<Arc<dyn ProcessGroup>, ZeroError> {
         Ok(self.sharding.shown().group()?)
@@ -147,7 +147,7 @@ impl RankReduction {
     ///
     /// # Errors
     ///
-    /// [`ShardingError::NotPrepared`](crate::ShardingError::NotPrepared).
+    /// [`ShardingFault::NotPrepared`](crate::ShardingFault::NotPrepared).
     pub fn recorder(&self) -> Result<Recorder, ZeroError> {
         let shown = self.sharding.shown();
         shown.reducer()?;
@@ -199,8 +199,8 @@ impl RankReduction {
     ///
     /// # Errors
     ///
-    /// [`ShardingError::NotPrepared`](crate::ShardingError::NotPrepared);
-    /// [`ShardingError::OtherModel`](crate::ShardingError::OtherModel) if model and gradients are not
+    /// [`ShardingFault::NotPrepared`](crate::ShardingFault::NotPrepared);
+    /// [`ShardingFault::OtherModel`](crate::ShardingFault::OtherModel) if model and gradients are not
     /// those of the update; those of the group.
     ///
     /// # Cost
@@ -228,7 +228,7 @@ impl RankReduction {
     ///
     /// # Errors
     ///
-    /// Those of the group; [`ShardingError::NotPrepared`](crate::ShardingError::NotPrepared) as
+    /// Those of the group; [`ShardingFault::NotPrepared`](crate::ShardingFault::NotPrepared) as
     /// [`group`](Self::group).
     ///
     /// # Cost

@@ -127,14 +127,14 @@ const ONE_EACH: &str =
 ///
 /// # Errors
 ///
-/// Those of a step: of the group, [`NotPrepared`](crate::ShardingError::NotPrepared),
-/// [`OtherModel`](crate::ShardingError::OtherModel). Of [`Update::prepare`]:
-/// [`NotShardable`](crate::ShardingError::NotShardable),
-/// [`NotSharded`](crate::ShardingError::NotSharded),
-/// [`NoRemat`](crate::ShardingError::NoRemat),
-/// [`UnsupportedDtype`](crate::ShardingError::UnsupportedDtype),
-/// [`TooManyDimensions`](crate::ShardingError::TooManyDimensions),
-/// [`SecondUpdate`](crate::ShardingError::SecondUpdate), `OtherModel`;
+/// Those of a step: of the group, [`NotPrepared`](crate::ShardingFault::NotPrepared),
+/// [`OtherModel`](crate::ShardingFault::OtherModel). Of [`Update::prepare`]:
+/// [`NotShardable`](crate::ShardingFault::NotShardable),
+/// [`NotSharded`](crate::ShardingFault::NotSharded),
+/// [`NoRemat`](crate::ShardingFault::NoRemat),
+/// [`UnsupportedDtype`](crate::ShardingFault::UnsupportedDtype),
+/// [`TooManyDimensions`](crate::ShardingFault::TooManyDimensions),
+/// [`SecondUpdate`](crate::ShardingFault::SecondUpdate), `OtherModel`;
 /// [`RanksError::Disagreement`](crate::RanksError::Disagreement) if the ranks' optimizers or models
 /// differ; those of the group. Under MPI a panic that the program does not catch ends the whole job,
 /// with its message: see `MpiGroup`.

@@ -15,7 +15,7 @@ use crate::backend::attach;
 use crate::parameters::ParameterStore;
 use crate::reduce::{GradientReducer, Owner};
 use crate::trace::trace_waits;
-use crate::{Memory, ShardingError, Stage, ZeroError, ZeroSettings};
+use crate::{Memory, ShardingFault, Stage, ZeroError, ZeroSettings};
 
 /// What a rank knows of a sharded model.
 #[derive(Debug)]
@@ -143,18 +143,18 @@ impl Sharding {
     ///
     /// # Errors
     ///
-    /// [`ShardingError::NotPrepared`].
-    pub(super) fn prepared(&self) -> Result<Prepared, ShardingError> {
+    /// [`ShardingFault::NotPrepared`].
+    pub(super) fn prepared(&self) -> Result<Prepared, ShardingFault> {
         let prepared = self.prepared.lock().clone();
-        prepared.ok_or(ShardingError::NotPrepared)
+        prepared.ok_or(ShardingFault::NotPrepared)
     }
 
     /// Its reducer.
     ///
     /// # Errors
     ///
-    /// [`ShardingError::NotPrepared`].
-    pub(super) fn reducer(&self) -> Result<Arc<GradientReducer>, ShardingError> {
+    /// [`ShardingFault::NotPrepared`].
+    pub(super) fn reducer(&self) -> Result<Arc<GradientReducer>, ShardingFault> {
         Ok(self.prepared()?.reducer)
     }
 
@@ -181,8 +181,8 @@ impl Sharding {
     ///
     /// # Errors
     ///
-    /// [`ShardingError::NotPrepared`], if a strategy has not brought them yet.
-    pub(super) fn group(&self) -> Result<Arc<dyn ProcessGroup>, ShardingError> {
+    /// [`ShardingFault::NotPrepared`], if a strategy has not brought them yet.
+    pub(super) fn group(&self) -> Result<Arc<dyn ProcessGroup>, ShardingFault> {
         match &self.own_group {
             Some(group) => Ok(group.clone()),
             None => Ok(self.reducer()?.shared_group().clone()),

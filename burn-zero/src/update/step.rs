@@ -27,7 +27,7 @@ use crate::parameters::{
     LeafMemory, LeafPlace, Maker, NewValue, ParameterStore, ParameterVersion, Shard,
 };
 use crate::reduce::{GradientReducer, Layout, StepTag};
-use crate::{Memory, ShardingError, ZeroError};
+use crate::{Memory, ShardingFault, ZeroError};
 
 impl Sharding {
     /// A step of the model: reduce, update, publish. It is left out if a gradient overflows in the
@@ -35,7 +35,7 @@ impl Sharding {
     ///
     /// # Errors
     ///
-    /// [`ShardingError::NotPrepared`], [`ShardingError::OtherModel`]; those of the group.
+    /// [`ShardingFault::NotPrepared`], [`ShardingFault::OtherModel`]; those of the group.
     pub(super) fn advance<B, M>(
         &mut self,
         module: Box<M>,
@@ -63,7 +63,7 @@ impl Sharding {
     ///
     /// # Errors
     ///
-    /// [`ShardingError::NotPrepared`], [`ShardingError::OtherModel`].
+    /// [`ShardingFault::NotPrepared`], [`ShardingFault::OtherModel`].
     fn begin_step<B, M>(
         &self,
         module: &M,
@@ -452,7 +452,7 @@ impl<D> ModelStep<D> {
 ///
 /// # Errors
 ///
-/// [`ShardingError::OtherModel`]; those of the group.
+/// [`ShardingFault::OtherModel`]; those of the group.
 fn reduce<I: Backend>(
     step: &ModelStep<I::Device>,
     local: LocalGradients<I>,
@@ -522,8 +522,8 @@ fn in_buckets(layout: &Layout, parameters: &[usize]) -> Vec<Vec<usize>> {
 impl<I: Backend> ReducedGradients<I> {
     /// # Errors
     ///
-    /// [`ShardingError::OtherModel`].
-    fn into_shards(self, layout: &Layout) -> Result<ShardGradients<I>, ShardingError> {
+    /// [`ShardingFault::OtherModel`].
+    fn into_shards(self, layout: &Layout) -> Result<ShardGradients<I>, ShardingFault> {
         let has_gradient = self.by_parameter.iter().map(Option::is_some).collect();
         let mut held = Vec::new();
         for (parameter, gradient) in self.by_parameter.into_iter().enumerate() {
@@ -566,20 +566,20 @@ impl<I: Backend> ShardGradients<I> {
 
 /// # Errors
 ///
-/// [`ShardingError::OtherModel`] unless a gradient has as many elements as expected.
+/// [`ShardingFault::OtherModel`] unless a gradient has as many elements as expected.
 fn check<I: Backend>(
     layout: &Layout,
     parameter: usize,
     gradient: &Option<FloatTensor<I>>,
     expected: usize,
-) -> Result<(), ShardingError> {
+) -> Result<(), ShardingFault> {
     let known = &layout.parameters()[parameter];
     let elements = gradient.as_ref().map(|it| it.shape().num_elements());
     let elements = elements.unwrap_or(expected);
     if elements == expected || known.elements() == 0 {
         return Ok(());
     }
-    Err(ShardingError::OtherModel(format!(
+    Err(ShardingFault::OtherModel(format!(
         "the gradient of {} has {elements} elements where {expected} belong: all gradients of a step come from the model \
          that the update prepared or returned last; after loading weights prepare it again",
         known.path

@@ -12,7 +12,7 @@ use bytemuck::{cast_slice, pod_collect_to_vec};
 use super::parameter_shards::{ParameterShards, shard_id};
 use super::shard_update::ShardUpdate;
 use crate::host::read_floats;
-use crate::{ShardingError, ZeroError, ZeroSettings};
+use crate::{ShardingFault, ZeroError, ZeroSettings};
 
 /// Two matrices of four elements: optimizers for matrices panic on other tensors.
 const WEIGHTS: [f32; 8] = [0.5, -1.5, 2.0, -0.25, 1.25, -0.75, 0.125, 3.0];
@@ -39,7 +39,7 @@ const ROUNDING: f32 = 1e-6;
 ///
 /// # Errors
 ///
-/// [`ShardingError::NotShardable`] if the results differ by more than rounding.
+/// [`ShardingFault::NotShardable`] if the results differ by more than rounding.
 pub(super) fn run<B: AutodiffBackend>(
     inner: &ShardUpdate<B>,
     settings: &ZeroSettings,
@@ -84,7 +84,7 @@ fn run_one<B: AutodiffBackend>(
         return Ok(found);
     }
     let is_coupled = close(&found, &together(shape, &firsts)?, EXACT);
-    let refused = ShardingError::NotShardable {
+    let refused = ShardingFault::NotShardable {
         optimizer,
         whole: found,
         cut,

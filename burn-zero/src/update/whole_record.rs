@@ -29,7 +29,7 @@ impl Sharding {
     ///
     /// # Errors
     ///
-    /// [`ShardingError::NotPrepared`], [`ShardingError::State`];
+    /// [`ShardingFault::NotPrepared`], [`ShardingFault::State`];
     /// [`RanksError::Disagreement`] if ranks have different step counts for the same parameter;
     /// those of the group.
     pub(in crate::update) fn gather_whole<B>(
@@ -80,7 +80,7 @@ impl Sharding {
     ///
     /// # Errors
     ///
-    /// [`ShardingError::NotPrepared`], [`ShardingError::State`].
+    /// [`ShardingFault::NotPrepared`], [`ShardingFault::State`].
     pub(in crate::update) fn cut_state<B>(
         &self,
         ids: &[ParamId],

@@ -4,6 +4,8 @@ use proptest::prelude::*;
 
 use burn_zero::{BatchConfig, BatchSizes};
 
+use crate::fault;
+
 fn config(train: Option<u64>, micro: Option<u64>, steps: Option<u64>) -> BatchConfig {
     BatchConfig {
         train_batch_size: train,
@@ -89,5 +91,5 @@ fn errors_say_the_numbers() {
     let huge = config(None, Some(u64::MAX), Some(u64::MAX))
         .resolve(2)
         .unwrap_err();
-    assert_eq!(huge.path(), Some("train_batch_size"));
+    assert_eq!(fault(huge).path(), Some("train_batch_size"));
 }

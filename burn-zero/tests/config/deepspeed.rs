@@ -6,7 +6,9 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use burn_ranks::BufferDtype;
-use burn_zero::{BatchConfig, ConfigError, Memory, Stage, ZeroConfig};
+use burn_zero::{BatchConfig, ConfigFault, Memory, Stage, ZeroConfig};
+
+use crate::fault;
 
 /// The file that must load unmodified.
 const UNMODIFIED: &str = r#"{"train_batch_size": 64, "fp16": {"enabled": true}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu",
@@ -34,8 +36,9 @@ fn sections(json: Value) -> BTreeMap<String, Value> {
 }
 
 #[track_caller]
-fn error(json: Value) -> ConfigError {
-    ZeroConfig::from_deepspeed_json(&json.to_string()).expect_err(&json.to_string())
+fn error(json: Value) -> ConfigFault {
+    let read = ZeroConfig::from_deepspeed_json(&json.to_string());
+    fault(read.expect_err(&json.to_string()))
 }
 
 #[test]
@@ -256,21 +259,21 @@ fn errors_name_the_path_and_what_to_put() {
 
 #[test]
 fn a_doubled_key_and_a_comment_are_refused() {
-    let read = |text| ZeroConfig::from_deepspeed_json(text).unwrap_err();
+    let read = |text| fault(ZeroConfig::from_deepspeed_json(text).unwrap_err());
     let doubled = read(r#"{"fp16": {"enabled": true, "enabled": false}}"#);
     assert_eq!(
         doubled.to_string(),
         "fp16.enabled: the key stands there twice"
     );
     assert_eq!(doubled.path(), Some("fp16.enabled"));
-    assert!(matches!(read("{} // no"), ConfigError::Syntax(_)));
+    assert!(matches!(read("{} // no"), ConfigFault::Syntax(_)));
     assert!(matches!(
         read(r#"{"gradient_clipping": NaN}"#),
-        ConfigError::Syntax(_)
+        ConfigFault::Syntax(_)
     ));
     assert!(matches!(
         read(r#"{"gradient_clipping": 1e999}"#),
-        ConfigError::Syntax(_)
+        ConfigFault::Syntax(_)
     ));
 }
 
@@ -336,6 +339,7 @@ proptest! {
         match ZeroConfig::from_deepspeed_json(&full.to_string()) {
             Ok(config) => check_accepted(&config),
             Err(error) => {
+                let error = fault(error);
                 let said = error.path().expect("an error of one place");
                 prop_assert!(said.starts_with(&path[0]), "{} is not at {}", error, path.join("."));
             }
@@ -354,7 +358,7 @@ proptest! {
         let others = ["activation_checkpointing", "flops_profiler", "amp", "fp16", "bf16", "optimizer", "scheduler"];
         prop_assume!(!others.contains(&path[0].as_str()) || parents.is_empty());
         let expected = [parents, &[renamed]].concat().join(".");
-        let error = ZeroConfig::from_deepspeed_json(&full.to_string()).unwrap_err();
+        let error = fault(ZeroConfig::from_deepspeed_json(&full.to_string()).unwrap_err());
         prop_assert_eq!(error.path(), Some(expected.as_str()));
         prop_assert!(error.to_string().contains("there is no such key; the nearest is `"), "{}", error);
     }
@@ -372,6 +376,7 @@ proptest! {
                 }
             }
             Err(error) => {
+                let error = fault(error);
                 let said = error.path().expect("an error of one place");
                 prop_assert!(said.starts_with(&path[0]), "{} is not at {}", error, path.join("."));
             }
@@ -380,8 +385,8 @@ proptest! {
 
     #[test]
     fn a_cut_file_is_no_json(end in 0..FULL.len() - 1) {
-        let error = ZeroConfig::from_deepspeed_json(&FULL[..end]).unwrap_err();
-        let is_syntax = matches!(error, ConfigError::Syntax(_));
+        let error = fault(ZeroConfig::from_deepspeed_json(&FULL[..end]).unwrap_err());
+        let is_syntax = matches!(error, ConfigFault::Syntax(_));
         prop_assert!(is_syntax, "{}", error);
     }
 
@@ -404,8 +409,8 @@ proptest! {
 fn deep_nesting_is_refused_without_using_up_the_stack() {
     for (open, close) in [("[", "]"), ("{\"fp16\":", "}")] {
         let text = format!("{}1{}", open.repeat(100_000), close.repeat(100_000));
-        let error = ZeroConfig::from_deepspeed_json(&text).unwrap_err();
-        assert!(matches!(error, ConfigError::Syntax(_)));
+        let error = fault(ZeroConfig::from_deepspeed_json(&text).unwrap_err());
+        assert!(matches!(error, ConfigFault::Syntax(_)));
     }
 }
 

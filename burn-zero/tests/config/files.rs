@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::Path;
 
-use burn_zero::{ConfigError, ZeroConfig};
+use burn_zero::{ZeroConfig, ZeroError};
 use serde_json::json;
 
 /// What stands here for a file that loads without any help.
@@ -181,7 +181,7 @@ fn every_file_loads_or_says_why_not() {
         path if path.contains(".params.") => Some(json!(1)),
         _ => None,
     };
-    let says = |config: Result<ZeroConfig, ConfigError>| {
+    let says = |config: Result<ZeroConfig, ZeroError>| {
         config.map_or_else(|error| error.to_string(), |_| LOADS.to_owned())
     };
     for (name, expected) in FILES {

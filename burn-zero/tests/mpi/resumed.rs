@@ -13,7 +13,7 @@ use burn_amp::{Autocast, F16, GradScalerConfig};
 use burn_update::{Update, UpdateError};
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
-    MpiGroup, ProcessGroup, RankReduction, RecordError, ReduceOverRanks, Stage, Training,
+    MpiGroup, ProcessGroup, RankReduction, ReduceOverRanks, Stage, Training, ZeroError,
 };
 
 use crate::launch;
@@ -44,7 +44,7 @@ fn train(
     dir: &Path,
     until: u64,
     restored: bool,
-) -> Result<Vec<Vec<f32>>, RecordError> {
+) -> Result<Vec<Vec<f32>>, ZeroError> {
     let device = Default::default();
     let (rank, ranks) = (group.rank(), group.world_size());
     Mixed::seed(&device, rank as u64);

@@ -16,8 +16,8 @@ use burn_ranks::{Job, Member};
 use burn_update::{Update, UpdateError};
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
-    MpiGroup, ProcessGroup, RankReduction, RecordError, Recorder, ReduceOverRanks, Sharded,
-    SingleRank, Stage, Training,
+    MpiGroup, ProcessGroup, RankReduction, Recorder, ReduceOverRanks, Sharded, SingleRank, Stage,
+    Training, ZeroError,
 };
 
 use crate::launch::signal;
@@ -169,7 +169,7 @@ pub struct Found {
 }
 
 pub fn loaded(dir: &Path) -> Found {
-    let load = || -> Result<Found, RecordError> {
+    let load = || -> Result<Found, ZeroError> {
         let alone = Arc::new(SingleRank::new());
         let (run, recorder) = build::<B>(alone, Stage::Gradients).expect("one rank");
         let (run, state) = recorder.load::<B, _, _, _>(dir, None, run)?;

@@ -123,7 +123,10 @@ fn a_file_of_another_record_is_named() {
     let file = "rank-1-of-2.safetensors";
     fs::copy(first.join(file), second.join(file)).unwrap();
     let error = read_all(&second).unwrap_err();
-    assert!(matches!(error, RecordError::Torn { .. }), "{error}");
+    assert!(
+        matches!(error, ZeroError::Record(RecordFault::Torn { .. })),
+        "{error}"
+    );
     let message = error.to_string();
     assert!(message.contains(file), "{message}");
     let spec = TensorSpec::new("model/layer.0", Dtype::F32, [4, 3]);
@@ -135,7 +138,10 @@ fn a_file_of_another_record_is_named() {
     bytes[7] = 1; // of the header's length
     fs::write(first.join(file), &bytes).unwrap();
     let error = read_all(&first).unwrap_err();
-    assert!(matches!(error, RecordError::Torn { .. }), "{error}");
+    assert!(
+        matches!(error, ZeroError::Record(RecordFault::Torn { .. })),
+        "{error}"
+    );
     bytes[7] = 0;
     fs::write(first.join(file), &bytes).unwrap();
     read_all(&first).unwrap();
@@ -181,7 +187,10 @@ fn an_older_record_is_opened_if_asked_for() {
     let (_, newest) = saved(dir.path(), 2);
     fs::write(newest.join("manifest.json"), "{").unwrap();
     let error = ShardedRecord::open(dir.path(), None).unwrap_err();
-    assert!(matches!(error, RecordError::Torn { .. }), "{error}");
+    assert!(
+        matches!(error, ZeroError::Record(RecordFault::Torn { .. })),
+        "{error}"
+    );
     let mut record = ShardedRecord::open(dir.path(), Some(1)).unwrap();
     let (spec, bytes) = old.values().next().unwrap();
     let slice = TensorSlice::whole(spec.clone());

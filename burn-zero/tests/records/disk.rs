@@ -71,13 +71,13 @@ fn entries_of(step: u64, rank: usize, world_size: usize) -> Vec<Entry<'static>> 
     entries.into()
 }
 
-fn save_one(dir: &Path, step: u64, keep: Keep) -> Result<Saved, RecordError> {
+fn save_one(dir: &Path, step: u64, keep: Keep) -> Result<Saved, ZeroError> {
     let (state, entries) = (TrainingState::at_step(step), entries_of(step, 0, 1));
     save_sharded(dir, &SingleRank::new(), entries, state, keep)
 }
 
 /// The step of the last record, all of which is of that step.
-fn last_step(dir: &Path) -> Result<u64, RecordError> {
+fn last_step(dir: &Path) -> Result<u64, ZeroError> {
     let mut record = ShardedRecord::open(dir, None)?;
     let step = record.state().step;
     for entry in entries_of(step, 0, 1) {
@@ -125,7 +125,7 @@ fn renamed(path: &Path) -> PathBuf {
 
 /// Saves, and crashes before operation number `until`: then there is no result. Returns also the
 /// changes not synced by then.
-fn save_until(dir: &Path, until: usize) -> (Option<Result<Saved, RecordError>>, Vec<Volatile>) {
+fn save_until(dir: &Path, until: usize) -> (Option<Result<Saved, ZeroError>>, Vec<Volatile>) {
     let volatile = Rc::new(RefCell::new(Vec::<Volatile>::new()));
     let (all, left) = (volatile.clone(), Cell::new(until));
     let before = move |action: &str, path: &Path| {
@@ -199,7 +199,9 @@ fn every_operation_may_be_the_last() {
                     // After the last rename the record is complete already.
                     match found {
                         Ok(step) => assert!(step == 2 || earlier && step == 1, "{until}"),
-                        Err(RecordError::NoRecord { .. }) => assert!(!earlier, "{until}"),
+                        Err(ZeroError::Record(RecordFault::NoRecord { .. })) => {
+                            assert!(!earlier, "{until}")
+                        }
                         Err(other) => panic!("{until}: {other}"),
                     }
                 }
@@ -238,7 +240,10 @@ fn what_the_file_system_refuses_costs_no_record() {
         };
         let saved = observed(before, || save_one(dir, 2, LAST));
         match found {
-            1 => assert!(matches!(saved, Err(RecordError::Io { .. })), "{refused}"),
+            1 => assert!(
+                matches!(saved, Err(ZeroError::Record(RecordFault::Io { .. }))),
+                "{refused}"
+            ),
             _ => assert!(saved.is_ok(), "{saved:?}"),
         }
         if refused == "rename" && found == 1 {

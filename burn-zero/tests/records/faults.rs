@@ -263,7 +263,10 @@ fn no_record_is_an_error_that_says_so() {
     // One that cannot be looked for may be there.
     for dir in [file, dir.path().join("long".repeat(100))] {
         let error = ShardedRecord::open(&dir, None).unwrap_err();
-        assert!(matches!(error, RecordError::Io { .. }), "{error}");
+        assert!(
+            matches!(error, ZeroError::Record(RecordFault::Io { .. })),
+            "{error}"
+        );
     }
 }
 

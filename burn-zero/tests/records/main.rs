@@ -12,9 +12,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use burn_zero::record::{
-    Dtype, Entry, Keep, RecordError, Saved, ShardedRecord, TensorSlice, TensorSpec, TrainingState,
+    Dtype, Entry, Keep, RecordFault, Saved, ShardedRecord, TensorSlice, TensorSpec, TrainingState,
 };
-use burn_zero::{GroupOptions, ProcessGroup, ThreadGroup, load_sharded, save_sharded};
+use burn_zero::{GroupOptions, ProcessGroup, ThreadGroup, ZeroError, load_sharded, save_sharded};
 
 /// What each of `world_size` ranks returns.
 fn on_ranks<T: Send>(world_size: usize, rank: impl Fn(&dyn ProcessGroup) -> T + Sync) -> Vec<T> {
@@ -103,7 +103,7 @@ fn try_save(
     world_size: usize,
     step: u64,
     change: impl Fn(usize, &mut Vec<Entry>) + Sync,
-) -> Vec<Result<Saved, RecordError>> {
+) -> Vec<Result<Saved, ZeroError>> {
     on_ranks(world_size, |group| {
         let mut entries = entries(whole, group.rank(), world_size);
         change(group.rank(), &mut entries);
@@ -144,7 +144,7 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 /// What is said if all tensors of the record with this directory are read.
-fn read_all(record: &Path) -> Result<(), RecordError> {
+fn read_all(record: &Path) -> Result<(), ZeroError> {
     let (_, step) = record.to_str().unwrap().rsplit_once('-').unwrap();
     let step = step.parse().unwrap();
     let mut record = ShardedRecord::open(record.parent().unwrap(), Some(step))?;

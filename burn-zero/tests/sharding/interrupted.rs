@@ -11,7 +11,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn_amp::{Autocast, F16, GradScalerConfig};
 use burn_update::Update;
 use burn_zero::record::{Keep, TrainingState};
-use burn_zero::{ProcessGroup, RankReduction, RecordError, ReduceOverRanks, Stage, Training};
+use burn_zero::{ProcessGroup, RankReduction, ReduceOverRanks, Stage, Training, ZeroError};
 use tempfile::tempdir;
 
 use super::support::*;
@@ -51,7 +51,7 @@ fn session<A: AutodiffBackend>(
     dir: &Path,
     until: u64,
     overflows: &BTreeMap<u64, usize>,
-) -> Result<Vec<Vec<f32>>, RecordError> {
+) -> Result<Vec<Vec<f32>>, ZeroError> {
     let (rank, ranks) = (group.rank(), group.world_size());
     let reduction = RankReduction::new(small_buckets(Stage::Gradients), group)?;
     let config = GradScalerConfig {

@@ -8,7 +8,7 @@ use burn::optim::{AdamWConfig, GradientsParams, Optimizer, SgdConfig};
 use burn::prelude::*;
 use burn::tensor::FloatDType;
 use burn::tensor::TensorData;
-use burn_zero::{Partition, ShardingError, SingleRank, Stage, ZeroSettings};
+use burn_zero::{Partition, ShardingFault, SingleRank, Stage, ZeroSettings};
 
 use super::support::*;
 
@@ -71,7 +71,7 @@ fn more_dimensions_are_refused_before_the_first_step() {
         let refused = update.prepare(Block::<B, 9>::new()).err();
         Ok(refused.as_ref().and_then(refused_by_reduction).cloned())
     });
-    let Some(ShardingError::TooManyDimensions { path, dimensions }) = error else {
+    let Some(ShardingFault::TooManyDimensions { path, dimensions }) = error else {
         panic!("{error:?}")
     };
     assert_eq!((path.as_str(), dimensions), ("weight", 9));
@@ -88,7 +88,7 @@ fn a_type_that_ranks_do_not_exchange_is_refused() {
         let refused = update.prepare(model).err();
         Ok(refused.as_ref().and_then(refused_by_reduction).cloned())
     });
-    let Some(ShardingError::UnsupportedDtype { path, dtype }) = error else {
+    let Some(ShardingFault::UnsupportedDtype { path, dtype }) = error else {
         panic!("{error:?}")
     };
     assert_eq!((path.as_str(), dtype), ("weight", burn::tensor::DType::F64));

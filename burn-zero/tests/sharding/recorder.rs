@@ -27,8 +27,8 @@ use burn_zero::record::{
     Entry, Keep, ShardedRecord, TensorSlice, TensorSpec, TrainingState, save_sharded,
 };
 use burn_zero::{
-    OffloadConfig, ParameterShards, Partition, ProcessGroup, RecordError, Recorder, ShardingError,
-    SingleRank, Stage, Training, ZeroSettings, consolidate,
+    OffloadConfig, ParameterShards, Partition, ProcessGroup, RecordFault, Recorder, ShardingFault,
+    SingleRank, Stage, Training, ZeroError, ZeroSettings, consolidate,
 };
 use tempfile::tempdir;
 
@@ -319,7 +319,7 @@ fn a_record_of_an_optimizer_that_is_no_update_says_what_can_be_done() {
         let text = error.to_string();
         let says_what_to_do = text.contains("no `Update`") && text.contains("`consolidate`");
         assert!(
-            matches!(error, RecordError::State(_)) && says_what_to_do,
+            matches!(error, ZeroError::Sharding(_)) && says_what_to_do,
             "{text}"
         );
     }
@@ -341,7 +341,7 @@ fn an_incomplete_window_is_not_saved() {
     for error in errors {
         let text = error.to_string();
         assert!(
-            matches!(error, RecordError::State(_)) && text.contains("save after an update"),
+            matches!(error, ZeroError::Sharding(_)) && text.contains("save after an update"),
             "{text}"
         );
     }
@@ -498,7 +498,7 @@ fn a_record_without_a_parameter_is_of_another_model_on_all_ranks() {
         });
         for error in errors {
             assert!(
-                matches!(&error, RecordError::OtherModel { reason, .. }
+                matches!(&error, ZeroError::Record(RecordFault::OtherModel { reason, .. })
                     if reason == "has no entry `model/second.weight`"),
                 "{stage:?}: {error}"
             );
@@ -574,7 +574,7 @@ fn state_whose_type_a_record_does_not_keep_is_refused() {
         [saved, loaded.map(drop).unwrap_err()]
     });
     for error in errors.into_iter().flatten() {
-        let RecordError::State(ShardingError::StateDtype { path, dtype, kept }) = &error else {
+        let ZeroError::Sharding(ShardingFault::StateDtype { path, dtype, kept }) = &error else {
             panic!("{error}")
         };
         assert_eq!(
@@ -807,7 +807,7 @@ fn a_layer_may_have_a_tuple_as_its_record() {
             }
             let state = TrainingState::at_step(run.optimizer.steps as u64);
             recorder.save(dir.path(), run.by_ref(), state, Keep::All)?;
-            Ok::<_, RecordError>(run.optimizer.steps)
+            Ok::<_, ZeroError>(run.optimizer.steps)
         });
         for steps in counted {
             assert_eq!(steps.unwrap(), before + 3);
@@ -830,7 +830,7 @@ fn a_layer_may_be_frozen_when_it_is_loaded() {
             let run = train(run, 4..7, &*group);
             let trained = parameters(&run.model);
             assert!(loaded[..2] == trained[..2] && loaded != trained);
-            Ok::<_, RecordError>(trained)
+            Ok::<_, ZeroError>(trained)
         });
         loaded.into_iter().for_each(|loaded| drop(loaded.unwrap()));
     }

@@ -9,7 +9,7 @@ use burn_accum::ClipByNorm;
 use burn_flex::Flex;
 use burn_update::Update;
 use burn_zero::{
-    Memory, ParameterShards, Partition, RankReduction, ReduceOverRanks, ShardingError, Stage,
+    Memory, ParameterShards, Partition, RankReduction, ReduceOverRanks, ShardingFault, Stage,
     ZeroSettings,
 };
 
@@ -20,7 +20,7 @@ use super::support::*;
 fn refusal<O: Optimizer<ParameterShards<B>, B> + 'static>(
     optimizer: impl Fn() -> O + Sync,
     settings: &ZeroSettings,
-) -> Option<ShardingError> {
+) -> Option<ShardingFault> {
     on_ranks(2, |group| {
         let mut update = over_ranks(optimizer(), group, settings.clone())?;
         let Err(error) = update.prepare(Net::<B>::new(&Default::default())) else {
@@ -35,7 +35,7 @@ fn refusal<O: Optimizer<ParameterShards<B>, B> + 'static>(
 fn refused<O: Optimizer<ParameterShards<B>, B> + 'static>(
     optimizer: impl Fn() -> O + Sync,
     stage: Stage,
-) -> ShardingError {
+) -> ShardingFault {
     refusal(optimizer, &ZeroSettings::stage(stage)).expect("it is refused")
 }
 
@@ -45,7 +45,7 @@ fn clipping_tensor_by_tensor_is_found() {
     let config = SgdConfig::new().with_gradient_clipping(clipping);
     let error = refused(|| config.init(), Stage::OptimizerState);
     assert!(
-        matches!(error, ShardingError::NotShardable { .. }),
+        matches!(error, ShardingFault::NotShardable { .. }),
         "{error}"
     );
     assert!(
@@ -160,7 +160,7 @@ fn assert_coupled<O: Optimizer<ParameterShards<B>, B> + 'static>(
     assert!(
         matches!(
             error,
-            Some(ShardingError::NotShardable { instead, .. })
+            Some(ShardingFault::NotShardable { instead, .. })
                 if instead.contains("depends on all it meets")
         ),
         "{sharding:?}: {error:?}"
@@ -185,7 +185,7 @@ fn clipping_in_the_update_is_exact() {
 fn a_norm_per_tensor_is_refused_in_pieces() {
     let error = refused(trusting, Stage::OptimizerState);
     assert!(
-        matches!(error, ShardingError::NotShardable { .. }),
+        matches!(error, ShardingFault::NotShardable { .. }),
         "{error}"
     );
 }
@@ -195,7 +195,7 @@ fn state_that_clones_share_is_refused() {
     let sgd = || Adaptive::new(SgdConfig::new().init(), LooksAt::StepsOfClones);
     let error = refused(sgd, Stage::OptimizerState);
     assert!(
-        matches!(error, ShardingError::NotShardable { .. }),
+        matches!(error, ShardingFault::NotShardable { .. }),
         "{error}"
     );
 }
@@ -219,7 +219,7 @@ fn gradients_that_leave_during_backward_need_a_backend_that_can() {
             Ok(refused.as_ref().and_then(refused_by_reduction).cloned())
         });
         let error = error.unwrap();
-        assert!(matches!(error, ShardingError::NotSharded { .. }), "{error}");
+        assert!(matches!(error, ShardingFault::NotSharded { .. }), "{error}");
     }
 }
 

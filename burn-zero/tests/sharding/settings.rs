@@ -9,7 +9,7 @@ use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamConfig, AdamWConfig, GradientsParams, Optimizer, SgdConfig};
 use burn_update::UpdateError;
 use burn_zero::{
-    GroupFault, GroupOptions, ParameterShards, ProcessGroup, RanksError, ShardingError, Stage,
+    GroupFault, GroupOptions, ParameterShards, ProcessGroup, RanksError, ShardingFault, Stage,
     ThreadGroup, ZeroSettings,
 };
 
@@ -185,7 +185,7 @@ fn an_optimizer_that_only_one_rank_refuses_is_named_on_all() {
     let [zero, one] = prepared(|rank| sgd([None, norm.clone()][rank].clone()));
     let refused = one.as_ref().err().and_then(refused_by_reduction);
     assert!(
-        matches!(refused, Some(ShardingError::NotShardable { .. })),
+        matches!(refused, Some(ShardingFault::NotShardable { .. })),
         "{one:?}"
     );
     let text = zero.unwrap_err().to_string();

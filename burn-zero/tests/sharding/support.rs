@@ -22,7 +22,7 @@ use burn_update::{Update, UpdateError};
 use burn_zero::record::{ShardedRecord, TensorSlice, TrainingState};
 use burn_zero::{
     GroupOptions, ParameterShards, ProcessGroup, RankReduction, ReduceOverRanks, Sharded,
-    ShardingError, Stage, ThreadGroup, ZeroError, ZeroSettings,
+    ShardingFault, Stage, ThreadGroup, ZeroError, ZeroSettings,
 };
 
 pub use parameters_of::parameters;
@@ -172,7 +172,7 @@ where
 }
 
 /// What the reduction of an update refused.
-pub fn refused_by_reduction(error: &UpdateError) -> Option<&ShardingError> {
+pub fn refused_by_reduction(error: &UpdateError) -> Option<&ShardingFault> {
     match error.cause() {
         Some(ZeroError::Sharding(refused)) => Some(refused),
         _ => None,

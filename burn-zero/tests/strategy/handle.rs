@@ -8,7 +8,7 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::backend::AutodiffBackend;
 use burn_update::{Part, Stateful, Step, Update, UpdateError};
 use burn_zero::{
-    GroupOptions, RankReduction, ReduceOverRanks, ShardingError, Stage, ThreadGroup, ZeroError,
+    GroupOptions, RankReduction, ReduceOverRanks, ShardingFault, Stage, ThreadGroup, ZeroError,
     ZeroSettings,
 };
 use parking_lot::Mutex;
@@ -128,7 +128,7 @@ fn before_the_strategy_has_brought_the_ranks_it_says_so() {
     let model = Model::<Z>::new();
     let shared = handle.share_statistics::<Z, _>(&model).unwrap_err();
     for error in [handle.group().map(drop).unwrap_err(), shared] {
-        let expected = ZeroError::Sharding(ShardingError::NotPrepared);
+        let expected = ZeroError::Sharding(ShardingFault::NotPrepared);
         assert_eq!(error.to_string(), expected.to_string());
     }
 }

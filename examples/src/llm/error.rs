@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use burn_zero::RecordError;
+use burn_zero::ZeroError;
 
 /// Why a Hugging Face directory cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -35,7 +35,7 @@ pub enum LlmError {
 
     /// A file of weights cannot be read, or is not a safetensors file.
     #[error(transparent)]
-    Weights(#[from] RecordError),
+    Weights(#[from] ZeroError),
 
     /// The weights are those of another model.
     #[error("{folder}: {reason}", folder = folder.display())]

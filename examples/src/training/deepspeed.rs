@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use burn_zero::{ConfigError, DeepSpeedConfig, HostAdamWConfig};
+use burn_zero::{ConfigFault, DeepSpeedConfig, HostAdamWConfig, ZeroError};
 use serde_json::{Value, json};
 
 use super::error::TrainingError;
@@ -57,17 +57,18 @@ impl Auto {
         let read = if file["scheduler"].is_null() {
             DeepSpeedConfig::from_json_with(&text, &|key| self.value(key))
         } else {
-            Err(ConfigError::Key {
+            let fault = ConfigFault::Key {
                 path: "scheduler".to_owned(),
                 reason: schedule.to_owned(),
-            })
+            };
+            Err(fault.into())
         };
         read.map_err(|error| refused(path, &error))
     }
 }
 
 /// A key of the file, or of the command line, that cannot be.
-pub fn refused(path: Option<&Path>, error: &ConfigError) -> TrainingError {
+pub fn refused(path: Option<&Path>, error: &ZeroError) -> TrainingError {
     let place = path.map_or("the command line".into(), Path::to_string_lossy);
     TrainingError::Options(format!("{place}: {error}"))
 }

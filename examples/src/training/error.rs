@@ -74,7 +74,7 @@ pub enum TrainingError {
 
     /// A record cannot be written, or not be read, or is of another training.
     #[error(transparent)]
-    Record(#[from] burn_zero::RecordError),
+    Record(burn_zero::ZeroError),
 
     /// `--resume` without a record, after the end, or with other settings: each with both values.
     #[error("cannot resume: {0}")]
@@ -102,7 +102,11 @@ impl From<burn_update::UpdateError> for TrainingError {
 
 impl From<burn_zero::ZeroError> for TrainingError {
     fn from(error: burn_zero::ZeroError) -> Self {
-        burn_update::UpdateError::from(error).into()
+        match error {
+            burn_zero::ZeroError::Ranks(error) => Self::Ranks(error),
+            burn_zero::ZeroError::Record(_) => Self::Record(error),
+            other => burn_update::UpdateError::from(other).into(),
+        }
     }
 }
 

@@ -1,19 +1,16 @@
-//! The errors of records, with the values.
+//! The faults of records, with the values.
 
 use std::io;
 use std::mem::discriminant;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use burn_ranks::RanksError;
 use thiserror::Error;
 
-use crate::{ShardingError, ZeroError};
-
-/// Errors of sharded records.
-#[derive(Debug, Error)]
+/// Why a sharded record cannot be saved or loaded.
+#[derive(Clone, Debug, Error)]
 #[non_exhaustive]
-pub enum RecordError {
+pub enum RecordFault {
     /// An operation of the file system failed.
     #[error("cannot {action} {}: {source}", .path.display())]
     Io {
@@ -22,7 +19,7 @@ pub enum RecordError {
         /// The file or directory.
         path: PathBuf,
         /// The file system's reason.
-        source: io::Error,
+        source: Arc<io::Error>,
     },
     /// The directory has no complete record.
     #[error("no complete record{} in {} ({partial} not finished)", of_step(.step), .dir.display())]
@@ -69,9 +66,6 @@ pub enum RecordError {
         difference: String,
     },
 
-    /// State of a training that cannot be split for a record, or joined from one.
-    #[error(transparent)]
-    State(#[from] ShardingError),
     /// State of a scheduler that cannot be saved, or that is of another scheduler.
     #[error("state of the scheduler: {reason}")]
     Scheduler {
@@ -86,42 +80,20 @@ pub enum RecordError {
         /// Its error.
         message: String,
     },
-    /// The group of ranks is lost: a rank hangs, left, panicked or made another call.
-    #[error(transparent)]
-    Group(ZeroError),
 }
 
 /// Errors of the file system have no equality of their own: two of the same kind are equal if they
 /// say the same.
-impl PartialEq for RecordError {
+impl PartialEq for RecordFault {
     fn eq(&self, other: &Self) -> bool {
         discriminant(self) == discriminant(other) && self.to_string() == other.to_string()
     }
 }
 
-impl RecordError {
+impl RecordFault {
     /// Whether the file system has no such file.
     pub(super) fn is_not_found(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
-    }
-}
-
-impl From<RanksError> for RecordError {
-    fn from(error: RanksError) -> Self {
-        Self::Group(error.into())
-    }
-}
-
-impl From<ZeroError> for RecordError {
-    fn from(error: ZeroError) -> Self {
-        match error {
-            ZeroError::Sharding(error) => Self::State(error),
-            ZeroError::Record(error) => {
-                let in_group = |error| Self::Group(ZeroError::Record(error));
-                Arc::try_unwrap(error).unwrap_or_else(in_group)
-            }
-            error => Self::Group(error),
-        }
     }
 }
 

@@ -1,12 +1,12 @@
-//! Errors of sharded training.
+//! The faults of sharded training.
 
 use burn_backend::DType;
 use thiserror::Error;
 
-/// Errors of sharded training, found before anything is sent wherever that is possible.
+/// What cannot be trained in shards, found before anything is sent wherever that is possible.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
-pub enum ShardingError {
+pub enum ShardingFault {
     /// A step before the optimizer knows the model.
     #[error(
         "there is no model yet: call `let model = update.prepare(model)?` before the first forward, \
