@@ -16,6 +16,8 @@
 pub struct UseOrder<T> {
     /// The uses of a step.
     uses: Vec<T>,
+    /// The uses of the step before, if they were others and then those of `uses`.
+    longer: Vec<T>,
     /// Where in `uses` the next one is expected.
     at: usize,
     /// The use before.
@@ -26,6 +28,7 @@ impl<T> Default for UseOrder<T> {
     fn default() -> Self {
         Self {
             uses: Vec::new(),
+            longer: Vec::new(),
             at: 0,
             last: None,
         }
@@ -34,8 +37,17 @@ impl<T> Default for UseOrder<T> {
 
 impl<T: Copy + PartialEq> UseOrder<T> {
     /// From now on the uses of a step are expected to be these. A step begins.
+    ///
+    /// If they are others before those that were expected, the others are taken to be of no step,
+    /// such as those of a validation, and are expected if the next step has them too.
     pub fn expect(&mut self, uses: Vec<T>) {
-        self.uses = uses;
+        let is_longer = !self.uses.is_empty() && uses.ends_with(&self.uses);
+        if is_longer && uses != self.uses && self.longer != uses {
+            self.longer = uses;
+        } else {
+            self.uses = uses;
+            self.longer.clear();
+        }
         self.begin();
     }
 
@@ -99,6 +111,21 @@ mod tests {
         let found = expected(&STEP, &[0, 1, 2, 3, 0, 1, 2, 3, 0]);
         let expected = [1, 2, 3, 2, 1, 2, 3, 2, 1].map(Some);
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_step_after_one_that_followed_a_validation_is_expected_whole() {
+        let mut order = UseOrder::default();
+        order.expect(STEP.to_vec());
+        let validated = [&[0, 1, 2, 3], &STEP[..]].concat();
+        order.expect(validated.clone());
+        let found = STEP.map(|used| order.next(used));
+        assert_eq!(found.to_vec(), expected(&STEP, &STEP));
+        // A validation before each step is a part of it.
+        order.expect(validated.clone());
+        order.expect(validated.clone());
+        let found: Vec<_> = validated.iter().map(|used| order.next(*used)).collect();
+        assert_eq!(found, expected(&validated, &validated));
     }
 
     #[test]

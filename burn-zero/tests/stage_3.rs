@@ -1664,6 +1664,47 @@ fn a_reference_model_has_an_order_of_gathers_of_its_own() {
     }
 }
 
+/// A validation between two steps is forward only: the steps after it expect the order of a step.
+#[test]
+fn after_a_validation_steps_gather_no_unit_in_vain() {
+    let _turn = turn();
+    const LAYERS: usize = 4;
+    const STEPS: usize = 6;
+    const BEFORE: usize = 3;
+    let gathered = ThreadGroup::spawn(2, Default::default(), |group| {
+        let group = Arc::new(group);
+        let settings = ZeroSettings::stage(Stage::Parameters);
+        let mut update = over_ranks(SgdConfig::new().init(), group.clone(), settings)?;
+        let mut model = update.prepare(layers::<B>(LAYERS, WIDTH, 0.2))?;
+        let sent = || group.traffic().of(Operation::AllGather).elements;
+        let mut gathered = Vec::new();
+        for step in 0..STEPS {
+            let x = Tensor::<B, 2>::ones([2, WIDTH], &Default::default());
+            if step == BEFORE {
+                layers::loss(&model.valid(), x.clone().inner()).into_data();
+            }
+            group.barrier("validated")?;
+            let before = sent();
+            let gradients = layers::loss(&model, x).backward();
+            let gradients = GradientsParams::from_grads(gradients, &model);
+            model = update.step(0.01, model, gradients)?;
+            group.barrier("a step")?;
+            gathered.push((sent() - before) / (WIDTH * WIDTH / 2) as u64);
+        }
+        Ok::<_, UpdateError>(gathered)
+    });
+    for gathered in gathered.expect("ranks end") {
+        let gathered = gathered.expect("ranks agree");
+        // In forward each layer, in backward each but the first and the last, which stays.
+        let used = (2 * LAYERS - 2) as u64;
+        assert_eq!(
+            gathered[BEFORE + 1..],
+            [used; STEPS - BEFORE - 1],
+            "{gathered:?}"
+        );
+    }
+}
+
 /// Under autocast, of a unit that all ranks gather: a rank that does not use a parameter does not
 /// know that it is cast.
 #[test]

@@ -64,8 +64,9 @@ pub trait FromDeepSpeed: Sized {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::Config`] ([`UpdateError::cause`]) for batch sizes that are not those of so many
-    /// ranks, and for a file without `optimizer`; those of [`RankReduction::new`].
+    /// [`ZeroError::Config`](crate::ZeroError::Config) ([`UpdateError::cause`]) for batch sizes that
+    /// are not those of so many ranks, and for a file without `optimizer`; those of
+    /// [`RankReduction::new`].
     fn from_deepspeed(
         config: &DeepSpeedConfig,
         group: Arc<dyn ProcessGroup>,

@@ -33,10 +33,9 @@ impl Sharding {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let Prepared { reducer, store } = self.prepared().map_err(ZeroError::from)?;
-        let (layout, parameters) = (reducer.layout(), Parameters::of::<B, M>(model));
-        let same = parameters.check_same(layout.parameters());
-        same.map_err(ZeroError::from)?;
+        let parameters = self.trained::<B, M>(model)?;
+        let Prepared { reducer, store } = self.prepared()?;
+        let layout = reducer.layout();
         let averages = by_position::<B::InnerBackend>(layout, averages);
         let averaged = match store.shards() {
             Some(memory) => of_shards::<B, M>(&store, memory, model, averages),

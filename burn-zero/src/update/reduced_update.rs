@@ -14,7 +14,6 @@ use burn_update::{
     UpdateRecord,
 };
 
-use super::parameters::Parameters;
 use super::shard_update::ShardUpdate;
 use super::sharding::Sharding;
 use super::statistics::Statistics;
@@ -153,7 +152,7 @@ impl<B: AutodiffBackend> ReducedUpdate<B> {
                 Ok(model)
             }
             LoopRequest::BeginRecord => {
-                let ids = Parameters::of::<B, M>(&model).ids();
+                let ids = sharding.trained::<B, M>(&model)?.ids();
                 let model = sharding.put_whole_on_rank_0::<B, M>(model)?;
                 let tree = sharding.gather_whole::<B>(&ids, inside)?;
                 if let Some(tree) = tree {

@@ -172,6 +172,21 @@ impl Sharding {
         }
     }
 
+    /// The trained parameters of a module, which are those of the model that was prepared.
+    ///
+    /// # Errors
+    ///
+    /// [`ShardingFault::NotPrepared`], [`ShardingFault::OtherModel`].
+    pub(super) fn trained<B, M>(&self, module: &M) -> Result<Parameters, ShardingFault>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let trained = Parameters::of::<B, M>(module);
+        trained.check_same(self.reducer()?.layout().parameters())?;
+        Ok(trained)
+    }
+
     /// Whether a Learner's strategy brings the ranks.
     pub(super) fn is_of_strategy(&self) -> bool {
         self.own_group.is_none()
@@ -211,7 +226,7 @@ impl Sharding {
     ///
     /// # Errors
     ///
-    /// Those of the group.
+    /// [`ShardingFault::OtherModel`]; those of the group.
     pub(super) fn put_whole_on_rank_0<B, M>(&self, module: Box<M>) -> Result<Box<M>, ZeroError>
     where
         B: AutodiffBackend,
@@ -220,6 +235,9 @@ impl Sharding {
         let Some(mut prepared) = self.prepared.lock().clone() else {
             return Ok(module);
         };
+        if prepared.store.shards().is_some() {
+            self.trained::<B, M>(&module)?;
+        }
         if let Some(changed) = prepared.store.changed::<B, M>(&module) {
             prepared.store = changed;
             *self.prepared.lock() = Some(prepared.clone());

@@ -88,9 +88,8 @@ impl Sharding {
         M: AutodiffModule<B>,
     {
         let device = module.devices().into_iter().next().unwrap_or_default();
+        let parameters = self.trained::<B, M>(module)?;
         let Prepared { reducer, store } = self.prepared()?;
-        let parameters = Parameters::of::<B, M>(module);
-        parameters.check_same(reducer.layout().parameters())?;
         Ok(ModelStep {
             at: at(&reducer),
             reducer,

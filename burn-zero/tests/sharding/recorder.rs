@@ -10,6 +10,7 @@ use burn::lr_scheduler::cosine::{CosineAnnealingLrScheduler, CosineAnnealingLrSc
 use burn::module::{AutodiffModule, Module, Param, ParamId};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
     AdaGradConfig, AdamConfig, AdamW, AdamWConfig, AdanConfig, GradientsParams,
     MultiGradientsParams, Optimizer, RmsPropConfig, SgdConfig,
@@ -22,13 +23,14 @@ use burn_amp::GradScalerConfig;
 use burn_decorator::gradient::non_finite_on_any_rank;
 use burn_flex::Flex;
 use burn_store::{ModuleSnapshot, SafetensorsStore};
-use burn_update::{Update, UpdateError};
+use burn_update::{Group, Groups, Paths, Update, UpdateError};
 use burn_zero::record::{
     Entry, Keep, ShardedRecord, TensorSlice, TensorSpec, TrainingState, save_sharded,
 };
 use burn_zero::{
-    OffloadConfig, ParameterShards, Partition, ProcessGroup, RecordFault, Recorder, ShardingFault,
-    SingleRank, Stage, Training, ZeroError, ZeroSettings, consolidate,
+    OffloadConfig, ParameterShards, Partition, ProcessGroup, RankReduction, RecordFault, Recorder,
+    ReduceOverRanks, ShardingFault, SingleRank, Stage, Training, ZeroError, ZeroSettings,
+    consolidate,
 };
 use tempfile::tempdir;
 
@@ -58,6 +60,15 @@ fn build_sharded<M: AutodiffModule<B> + 'static>(
     inner: impl Optimizer<ParameterShards<B>, B> + 'static,
 ) -> Result<(Run<M>, Recorder), UpdateError> {
     let (update, reduction) = reduced(inner, group, sharding)?;
+    finished(update, &reduction, model)
+}
+
+/// The training of an update, with the parts after its reduction.
+fn finished<M: AutodiffModule<B> + 'static>(
+    update: Update<M, B>,
+    reduction: &RankReduction,
+    model: M,
+) -> Result<(Run<M>, Recorder), UpdateError> {
     let mut update = update
         .accumulate(AccumConfig::mean(3))?
         .scale(GradScalerConfig::default())?;
@@ -260,9 +271,38 @@ fn training_goes_on_bit_for_bit() {
 /// keys of the update's tree in its names.
 #[test]
 fn a_record_with_former_names_of_state_is_loaded() {
+    assert_loaded_with_former_names(&|group, net| build(group, Stage::Gradients, net));
+}
+
+/// Each group's optimizer has its place in the update's tree.
+#[test]
+fn so_is_one_of_groups_of_parameters() {
+    assert_loaded_with_former_names(&|group, net| {
+        let reduction = RankReduction::new(small_buckets(Stage::Gradients), group)?;
+        let momentum = MomentumConfig::new();
+        let biases = SgdConfig::new().with_momentum(Some(momentum)).init();
+        let groups = Groups::new(adam()).with("biases", Group::new(Paths::glob("*bias"), biases));
+        let update = Update::of_groups(groups).reduce_by(&reduction)?;
+        finished(update, &reduction, net)
+    });
+}
+
+type Build<'a> = dyn Fn(Arc<dyn ProcessGroup>, Net<B>) -> Result<(Run<Net<B>>, Recorder), UpdateError>
+    + Sync
+    + 'a;
+
+/// A record whose state has its former names is loaded bit for bit.
+fn assert_loaded_with_former_names(build: &Build<'_>) {
     let dirs = [(); 3].map(|()| tempdir().unwrap());
     let [first, former, again] = dirs.each_ref().map(tempfile::TempDir::path);
-    save(first, 2, Stage::Gradients, 7);
+    let built = |group| build(group, Net::new(&Default::default())).unwrap();
+    on_each_rank(2, |group| {
+        let (run, recorder) = built(group.clone());
+        let run = train(run, 0..7, &*group);
+        let state = TrainingState::at_step(7);
+        let saved = recorder.save::<B, _, _, _>(first, run.by_ref(), state, Keep::default());
+        saved.unwrap();
+    });
     let mut record = ShardedRecord::open(first, None).unwrap();
     let tensors: Vec<_> = record.tensors().collect();
     let names: Vec<_> = tensors.iter().map(|tensor| tensor.name.clone()).collect();
@@ -272,10 +312,11 @@ fn a_record_with_former_names_of_state_is_loaded() {
         let Some(state) = name.strip_prefix("optimizer/") else {
             return name.to_owned();
         };
+        let (optimizer, state) = state.split_once('/').unwrap_or(("record", state));
         let path = paths.iter().find(|path| state.starts_with(&***path));
         let path = path.expect("it is of a parameter");
         let keys = state[path.len()..].replace('.', ".Map.");
-        format!("optimizer/parts.optimizer.values.record.Tree.Map.{path}Map.{keys}.Tensor")
+        format!("optimizer/parts.optimizer.values.{optimizer}.Tree.Map.{path}Map.{keys}.Tensor")
     };
     let entries = tensors.into_iter().map(|tensor| {
         let bytes = record.read(&TensorSlice::whole(tensor.clone())).unwrap();
@@ -288,8 +329,7 @@ fn a_record_with_former_names_of_state_is_loaded() {
     assert_ne!(contents(former).0, contents(first).0, "nothing was renamed");
 
     on_each_rank(3, |group| {
-        let net = Net::new(&Default::default());
-        let (run, recorder) = build(group, Stage::Gradients, net).unwrap();
+        let (run, recorder) = built(group);
         let (run, state) = recorder.load::<B, _, _, _>(former, None, run).unwrap();
         let saved = recorder.save::<B, _, _, _>(again, run.by_ref(), state.unwrap(), Keep::All);
         saved.unwrap();

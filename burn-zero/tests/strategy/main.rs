@@ -13,6 +13,7 @@ mod child;
 mod cut_off;
 #[path = "../../../burn-accum/tests/strategy/equal.rs"]
 mod equal;
+mod frozen;
 mod guide;
 mod handle;
 mod items;
