@@ -244,8 +244,8 @@ pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> 
 
     // Elements.
     // As `ShardMap::flat`, whose buckets divide by the ranks but for the last.
-    let bucket = (settings.bucket_elements as u64).max(ranks) / ranks * ranks;
-    let bucket = bucket.min(elements);
+    let full_bucket = (settings.bucket_elements as u64).max(ranks) / ranks * ranks;
+    let bucket = full_bucket.min(elements);
     let padded = elements.next_multiple_of(ranks);
     let shard = padded / ranks;
     let share = |sharded: bool| if sharded { shard } else { elements };
@@ -254,9 +254,10 @@ pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> 
     let offloaded = if_(to_host, states);
     // Reduced gradients on the host are additional to the buckets in transfer; on the device they
     // replace them.
-    let leaving = match to_host {
-        true => elements,
-        false => if_(several, elements.saturating_sub(gradients)),
+    let leaving = if to_host {
+        elements
+    } else {
+        if_(several, elements.saturating_sub(gradients))
     };
     let spans = (several || to_host) && model.largest_parameter > bucket;
     let all = elements + model.frozen_elements;
@@ -264,9 +265,10 @@ pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> 
         0 => bucket,
         largest => largest,
     };
-    let in_use = match come_and_go {
-        true => all.min(2 * largest.max(model.largest_frozen)),
-        false => all,
+    let in_use = if come_and_go {
+        all.min(2 * largest.max(model.largest_frozen))
+    } else {
+        all
     };
     let frozen_shard = model.frozen_elements.div_ceil(ranks);
     let copies = if come_and_go { !to_host } else { gathers };
@@ -291,9 +293,10 @@ pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> 
         shard_elements: shard,
         parameter_bytes: bytes * in_use,
         parameter_shard_bytes: if_(settings.shards == Memory::Device, parameter_shard_bytes),
-        host_parameter_bytes: match in_units {
-            true => if_(settings.shards == Memory::Host, parameter_shard_bytes),
-            false => if_(come_and_go, bytes * all),
+        host_parameter_bytes: if in_units {
+            if_(settings.shards == Memory::Host, parameter_shard_bytes)
+        } else {
+            if_(come_and_go, bytes * all)
         },
         unit_bytes: if_(in_units, bytes * all.min(2 * model.largest_unit)),
         gradient_bytes: if_(!to_host, bytes * gradients),

@@ -42,11 +42,11 @@
 //!
 //! # Training in the Learner
 //!
-//! `update.strategy()` of an update with
-//! [`reduce_in_learner`](ReduceOverRanks::reduce_in_learner) is a strategy for `SupervisedTraining::with_training_strategy`: ranks are
-//! threads of the program, or one process each. With one rank it is Burn's training bit for bit.
-//! With several, validation is shared, and rank 0 computes all metrics and writes Burn's ordinary
-//! records, from which any number of ranks, or Burn alone, resumes. See `docs/zero.md`.
+//! `update.strategy()` of an update with [`reduce_in_learner`](ReduceOverRanks::reduce_in_learner)
+//! is a strategy for `SupervisedTraining::with_training_strategy`: ranks are threads of the
+//! program, or one process each. With one rank it is Burn's training bit for bit. With several,
+//! validation is shared, and rank 0 computes all metrics and writes Burn's ordinary records, from
+//! which any number of ranks, or Burn alone, resumes. See `docs/zero.md`.
 //!
 //! # What happens to a gradient
 //!

@@ -13,6 +13,11 @@ use burn_decorator::module::{AnyTensor, map_tensors};
 
 use crate::parameters::{LeafPlace, NewValue};
 
+/// The device of a module's parameters.
+pub(crate) fn device_of<B: Backend, M: Module<B>>(module: &M) -> B::Device {
+    module.devices().into_iter().next().unwrap_or_default()
+}
+
 /// New data for the tensor at a path, if any; the second argument reads the old data.
 pub(crate) type Replace<'a> = dyn FnMut(&str, &dyn Fn() -> TensorData) -> Option<TensorData> + 'a;
 

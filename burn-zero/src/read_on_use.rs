@@ -56,8 +56,10 @@ pub fn read_on_use<B: Backend, M: Module<B>>(module: M, file: &Path) -> Result<M
         file,
         ..
     } = mapper;
-    let unknown = file.names().find(|name| !found.contains(*name));
-    let unknown = unknown.map(|name| format!("has a tensor {name}, which the model has not"));
+    let mut names = file.names();
+    let unknown = names
+        .find(|name| !found.contains(*name))
+        .map(|name| format!("has a tensor {name}, which the model has not"));
     let path = file.path().to_owned();
     match refused.or(unknown) {
         None => Ok(module),
@@ -113,13 +115,14 @@ impl ReadOnUse {
             // `param` may have been frozen after `load` was made.
             let is_trained = Parameter::is_require_grad(&initial);
             let options = (&Tensor::device(&initial), initial.dtype());
-            let read = load(Tensor::from_data(data, options));
-            let read = Parameter::set_require_grad(read, is_trained);
-            match is_trained {
-                true => read,
+            let loaded = load(Tensor::from_data(data, options));
+            let read = Parameter::set_require_grad(loaded, is_trained);
+            if is_trained {
+                read
+            } else {
                 // If `initial` was computed from a leaf, so is the result, and `prepare` knows that
                 // it is trained.
-                false => initial.slice_assign(read.dims().map(|size| 0..size), read),
+                initial.slice_assign(read.dims().map(|size| 0..size), read)
             }
         })
     }
@@ -133,9 +136,10 @@ macro_rules! read_kind {
         ) -> Param<Tensor<B, D, $kind>> {
             // The shape in files. That of a parameter which is not initialised is from before any
             // mapper.
-            let shape = match param.is_initialized() {
-                true => param.transform_for_save().shape(),
-                false => param.lazy_shape(),
+            let shape = if param.is_initialized() {
+                param.transform_for_save().shape()
+            } else {
+                param.lazy_shape()
             };
             let loading = param.clone();
             self.read(param, shape, $name, $fits, move |tensor| {

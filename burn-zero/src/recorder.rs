@@ -4,7 +4,7 @@
 //! [`state`](crate::state) splits the record of the optimizer; the tensors of the model are handled
 //! here.
 
-use core::iter;
+use core::ops::Range;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::{Arc, Weak};
@@ -16,15 +16,17 @@ use burn::record::{FullPrecisionSettings, Record};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, TensorData};
 use burn_backend::tensor::FloatTensor;
+use serde_json::Value as Json;
 
 use crate::ZeroError;
 use crate::host::not_read;
-use crate::module::{replace_tensors, transposed_in_stores};
-use crate::parameters::{NewValue, ParameterStore, Shard};
+use crate::module::{device_of, replace_tensors, transposed_in_stores};
+use crate::parameters::{NewValue, ParameterStore, ParameterVersion, Shard};
 use crate::record::{
     Entry, Keep, MODEL, RecordFault, Saved, ShardedRecord, TensorSlice, TensorSpec, TrainingState,
     end, save_sharded,
 };
+use crate::reduce::Layout;
 use crate::state::{self, Item, StateTensor, from_file, in_file, refuse, to_file};
 use crate::update::{LastPrepared, Parameters, Prepared, Statistics};
 use burn_decorator::module::{AnyTensor, for_each_float, for_each_tensor};
@@ -148,13 +150,13 @@ impl Recorder {
     ///
     /// # Errors
     ///
-    /// On all ranks if on one: [`ShardingFault::State`](crate::ShardingFault::State) if a layer keeps state that cannot be split,
-    /// such as an incomplete window, or with
+    /// On all ranks if on one: [`ShardingFault::State`](crate::ShardingFault::State) if a layer
+    /// keeps state that cannot be split, such as an incomplete window, or with
     /// [`ShardingFault::OtherModel`](crate::ShardingFault::OtherModel), or with
-    /// [`ShardingFault::StateDtype`](crate::ShardingFault::StateDtype) for state of
-    /// parameters that are not of the device's default float type; [`RecordFault::Scheduler`] if
-    /// the scheduler's state has a number that is not finite; [`RecordFault::RanksDiffer`] if ranks
-    /// are not at the same step; those of [`save_sharded`].
+    /// [`ShardingFault::StateDtype`](crate::ShardingFault::StateDtype) for state of parameters that
+    /// are not of the device's default float type; [`RecordFault::Scheduler`] if the scheduler's
+    /// state has a number that is not finite; [`RecordFault::RanksDiffer`] if ranks are not at the
+    /// same step; those of [`save_sharded`].
     pub fn save<B, M, O, S>(
         &self,
         dir: &Path,
@@ -169,74 +171,30 @@ impl Recorder {
         S: LrScheduler,
     {
         let Prepared { reducer, store } = self.prepared()?;
-        let group = reducer.group();
-        let layout = reducer.layout();
+        let (layout, group) = (reducer.layout(), reducer.group());
         let split = || {
             let parameters = Parameters::of::<B, M>(training.model);
             parameters.check_same(layout.parameters())?;
-
             let record = training.optimizer.to_record();
             let ids = state::ids_of_shards(layout);
             let (tree, tensors) = state::split::<B, _>(record, layout, &ids)?;
-            let device = device_of::<B, M>(training.model);
-            let loaded = state::loaded_dtype::<B::InnerBackend>(&device);
-            let checked = state::check_types(&tensors, layout, loaded);
             state.optimizer = tree;
             let item: Item<S::Record<B>, B> = training.scheduler.to_record::<B>().into_item();
             state.scheduler = state::json(&item).map_err(of_scheduler)?;
-            let transposed = transposed_in_stores(training.model);
-            let transposed = transposed.into_iter().map(|path| format!("{MODEL}{path}"));
-            state.transposed = transposed.collect();
+            let transposed = transposed_in_stores(training.model).into_iter();
+            state.transposed = transposed.map(|path| format!("{MODEL}{path}")).collect();
 
-            let mut entries = Vec::new();
-            for (tensor, bytes) in tensors {
-                let bytes: Arc<[u8]> = bytes.into();
-                let mut end = 0;
-                for range in tensor.ranges {
-                    let slice = TensorSlice::new(tensor.spec.clone(), range);
-                    let (start, bytes) = (end, bytes.clone());
-                    end += slice.bytes();
-                    let part = start..end;
-                    entries.push(Entry::lazy(slice, move || Ok(bytes[part].to_vec().into())));
-                }
-            }
             let versions = store.versions_of::<B, M>(training.model);
             // Only now: a rank that has no state of the parameter goes on, and `versions_of` may be
             // a collective.
-            checked?;
-            let layout = store.layout();
-            for it in model_tensors::<B, M>(training.model, &parameters, &store)? {
-                let whole = TensorSlice::whole(it.spec.clone()).range;
-                let ranges = match it.parameter {
-                    Some(parameter) if !whole.is_empty() => layout.shard(parameter).to_vec(),
-                    // What is not sharded is the same on all ranks, so rank 0 saves it.
-                    _ if layout.rank() == 0 => iter::once(whole).collect(),
-                    _ => Vec::new(),
-                };
-                entries.extend(ranges.into_iter().map(|range| {
-                    let (tensor, elements) = (it.tensor.clone(), range.clone());
-                    let own = it.parameter.filter(|_| !range.is_empty()).map(|parameter| {
-                        let start = layout.position(parameter, range.start);
-                        (versions[parameter].clone(), start..start + range.len())
-                    });
-                    let name = it.spec.name.clone();
-                    let slice = TensorSlice::new(it.spec.clone(), range);
-                    Entry::lazy(slice, move || {
-                        if elements.is_empty() {
-                            return Ok(Vec::new().into());
-                        }
-                        let own = own.as_ref();
-                        let own = own.and_then(|(version, part)| Some((version.shard()?, part)));
-                        let data = match own {
-                            None => tensor.read(elements),
-                            Some((shard, part)) => {
-                                let read = shard.read(part.clone()).wait();
-                                read.map_err(|error| not_read("this rank's shard", &name, &error))?
-                            }
-                        };
-                        Ok(to_file(data).into())
-                    })
-                }));
+            let device = device_of::<B, M>(training.model);
+            let loaded = state::loaded_dtype::<B::InnerBackend>(&device);
+            state::check_types(&tensors, layout, loaded)?;
+            let mut entries: Vec<_> = tensors.into_iter().flat_map(entries_of_state).collect();
+            for tensor in model_tensors::<B, M>(training.model, &parameters, &store)? {
+                let ranges = tensor.saved(store.layout());
+                let entry = |range| tensor.entry(range, store.layout(), &versions);
+                entries.extend(ranges.into_iter().map(entry));
             }
             Ok::<_, ZeroError>((state, entries))
         };
@@ -280,62 +238,32 @@ impl Recorder {
         O: Optimizer<M, B>,
         S: LrScheduler,
     {
-        let Prepared { reducer, store } = self.prepared()?;
-        let Some(mut record) = ShardedRecord::open_with(dir, reducer.group(), step)? else {
+        let prepared = self.prepared()?;
+        let group = prepared.reducer.group();
+        let Some(mut record) = ShardedRecord::open_with(dir, group, step)? else {
             return Ok((training, None));
         };
-        let (layout, group) = (reducer.layout(), reducer.group());
         let state = record.state().clone();
-        let record = &mut record;
         let load = || {
+            let Prepared { reducer, store } = &prepared;
             let device = device_of::<B, M>(&training.model);
             let parameters = Parameters::of::<B, M>(&training.model);
-            parameters.check_same(layout.parameters())?;
-            let tensors = model_tensors::<B, M>(&training.model, &parameters, &store)?;
-            let mut loaded = load_model(&tensors, &store, &device, record)?;
-
-            let ids = state::ids_of_shards(layout);
-            let tree = state::join(&state.optimizer, layout, &ids, |wanted| {
-                let StateTensor {
-                    spec,
-                    former_name,
-                    ranges,
-                    ..
-                } = wanted;
-                let is_former = !record.has(&spec.name) && record.has(former_name);
-                let saved = if is_former {
-                    &TensorSpec::new(former_name.clone(), spec.dtype, spec.shape.clone())
-                } else {
-                    spec
-                };
-                Ok::<_, ZeroError>(Some(record.read_ranges(saved, ranges)?))
-            })?;
-            let of_optimizer = state::to_record::<B, _>(tree, &device)
-                .map_err(|error| refuse(format!("{error}; {OF_NO_UPDATE}")))?;
-            training.optimizer = training.optimizer.load_record(of_optimizer);
-            let loaded_dtype = state::loaded_dtype::<B::InnerBackend>(&device);
-            let mut specs = layout.parameters().iter();
-            if specs.any(|parameter| parameter.dtype != DType::F32 || loaded_dtype != DType::F32) {
-                // Checks what was loaded, because the record may be of an optimizer that keeps
-                // other state.
-                let record = training.optimizer.to_record();
-                let (_, tensors) = state::split::<B, _>(record, layout, &ids)?;
-                state::check_types(&tensors, layout, loaded_dtype)?;
-            }
-
-            let item: Item<S::Record<B>, B> = serde_json::from_value(state.scheduler.clone())
-                .map_err(|it| {
-                    of_scheduler(format!("the record has that of another scheduler: {it}"))
-                })?;
-            let item = Record::<B>::from_item::<FullPrecisionSettings>(item, &device);
-            training.scheduler = training.scheduler.load_record::<B>(item);
+            parameters.check_same(reducer.layout().parameters())?;
+            let tensors = model_tensors::<B, M>(&training.model, &parameters, store)?;
+            let mut of_model = load_model(&tensors, store, &device, &mut record)?;
+            let layout = reducer.layout();
+            let (optimizer, tree) = (training.optimizer, &state.optimizer);
+            training.optimizer =
+                load_optimizer::<B, M, O>(optimizer, tree, layout, &device, &mut record)?;
+            let (scheduler, saved) = (training.scheduler, &state.scheduler);
+            training.scheduler = load_scheduler::<B, S>(scheduler, saved, &device)?;
 
             let model = replace_tensors::<B, M>(training.model, &mut |path, _| {
-                loaded.whole.remove(&format!("{MODEL}{path}"))
+                of_model.whole.remove(&format!("{MODEL}{path}"))
             });
             let at = format!("after the record of step {}", state.step);
             let loaded = Prepared {
-                store: store.loaded::<B, M>(loaded.shards, &model, at),
+                store: store.loaded::<B, M>(of_model.shards, &model, at),
                 reducer: reducer.clone(),
             };
             let (model, _) = loaded.put::<B, M>(Box::new(model));
@@ -350,8 +278,68 @@ impl Recorder {
     }
 }
 
-fn device_of<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> B::Device {
-    model.devices().into_iter().next().unwrap_or_default()
+/// An optimizer with the state of a record: the tensors of its tree, of which this rank reads its
+/// shards.
+///
+/// # Errors
+///
+/// [`ShardingFault::State`](crate::ShardingFault::State),
+/// [`ShardingFault::StateDtype`](crate::ShardingFault::StateDtype); those of the record.
+fn load_optimizer<B, M, O>(
+    optimizer: O,
+    tree: &Json,
+    layout: &Layout,
+    device: &B::Device,
+    record: &mut ShardedRecord,
+) -> Result<O, ZeroError>
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+    O: Optimizer<M, B>,
+{
+    let ids = state::ids_of_shards(layout);
+    let joined = state::join(tree, layout, &ids, |wanted| {
+        let StateTensor {
+            spec,
+            former_name,
+            ranges,
+            ..
+        } = wanted;
+        let is_former = !record.has(&spec.name) && record.has(former_name);
+        let saved = if is_former {
+            &TensorSpec::new(former_name.clone(), spec.dtype, spec.shape.clone())
+        } else {
+            spec
+        };
+        Ok::<_, ZeroError>(Some(record.read_ranges(saved, ranges)?))
+    })?;
+    let saved = state::to_record::<B, _>(joined, device)
+        .map_err(|error| refuse(format!("{error}; {OF_NO_UPDATE}")))?;
+    let optimizer = optimizer.load_record(saved);
+    let loaded = state::loaded_dtype::<B::InnerBackend>(device);
+    let mut specs = layout.parameters().iter();
+    if loaded != DType::F32 || specs.any(|parameter| parameter.dtype != DType::F32) {
+        // Checks what was loaded, because the record may be of an optimizer that keeps other state.
+        let (_, tensors) = state::split::<B, _>(optimizer.to_record(), layout, &ids)?;
+        state::check_types(&tensors, layout, loaded)?;
+    }
+    Ok(optimizer)
+}
+
+/// A scheduler with the state of a record.
+///
+/// # Errors
+///
+/// [`RecordFault::Scheduler`].
+fn load_scheduler<B: Backend, S: LrScheduler>(
+    scheduler: S,
+    saved: &Json,
+    device: &B::Device,
+) -> Result<S, RecordFault> {
+    let item: Item<S::Record<B>, B> = serde_json::from_value(saved.clone())
+        .map_err(|it| of_scheduler(format!("the record has that of another scheduler: {it}")))?;
+    let item = Record::<B>::from_item::<FullPrecisionSettings>(item, device);
+    Ok(scheduler.load_record::<B>(item))
 }
 
 /// What can be done with a record whose optimizer is another one.
@@ -369,6 +357,64 @@ struct ModelTensor<B: Backend> {
     tensor: AnyTensor<B>,
     /// Its position in the store.
     parameter: Option<usize>,
+}
+
+impl<I: Backend> ModelTensor<I> {
+    /// The elements of it that this rank saves.
+    fn saved(&self, layout: &Layout) -> Vec<Range<usize>> {
+        let whole = TensorSlice::whole(self.spec.clone()).range;
+        match self.parameter {
+            Some(parameter) if !whole.is_empty() => layout.shard(parameter).to_vec(),
+            // What is not sharded is the same on all ranks, so rank 0 saves it.
+            _ if layout.rank() == 0 => vec![whole],
+            _ => Vec::new(),
+        }
+    }
+
+    /// A range of its elements, read when it is written: from this rank's shard, where the parameter
+    /// is sharded.
+    fn entry(
+        &self,
+        range: Range<usize>,
+        layout: &Layout,
+        versions: &[Arc<ParameterVersion>],
+    ) -> Entry<'static> {
+        let of_shard = self.parameter.filter(|_| !range.is_empty());
+        let of_shard = of_shard.map(|parameter| {
+            let start = layout.position(parameter, range.start);
+            (versions[parameter].clone(), start..start + range.len())
+        });
+        let (tensor, name) = (self.tensor.clone(), self.spec.name.clone());
+        let slice = TensorSlice::new(self.spec.clone(), range.clone());
+        Entry::lazy(slice, move || {
+            if range.is_empty() {
+                return Ok(Vec::new().into());
+            }
+            let known = of_shard.as_ref();
+            let data = match known.and_then(|(version, part)| Some((version.shard()?, part))) {
+                None => tensor.read(range),
+                Some((shard, part)) => {
+                    let read = shard.read(part.clone()).wait();
+                    read.map_err(|error| not_read("this rank's shard", &name, &error))?
+                }
+            };
+            Ok(to_file(data).into())
+        })
+    }
+}
+
+/// The entries of a tensor of the optimizer's state, whose bytes they share.
+fn entries_of_state((tensor, bytes): (StateTensor, Vec<u8>)) -> Vec<Entry<'static>> {
+    let bytes: Arc<[u8]> = bytes.into();
+    let mut end = 0;
+    let entries = tensor.ranges.into_iter().map(|range| {
+        let slice = TensorSlice::new(tensor.spec.clone(), range);
+        let (start, bytes) = (end, bytes.clone());
+        end += slice.bytes();
+        let part = start..end;
+        Entry::lazy(slice, move || Ok(bytes[part].to_vec().into()))
+    });
+    entries.collect()
 }
 
 /// All tensors of a module, in its order.

@@ -37,10 +37,10 @@ pub struct ZeroSettings {
     /// Where gradients are between backward and the step. Default [`Memory::Device`].
     pub gradients: Memory,
     /// Where parameters are while no operation uses them (DeepSpeed's `offload_param`). Default
-    /// [`Memory::Device`]. With [`Memory::Host`]
-    /// [`Update::prepare`](burn_update::Update::prepare) puts them in host memory, as [`offload_parameters`](crate::offload_parameters()) does, and each
-    /// step leaves them there: the backend must have a [`Remat`](burn_checkpoint::Remat) in it. The
-    /// device holds all of them at the end of a step whose optimizer is on the device:
+    /// [`Memory::Device`]. With [`Memory::Host`] [`Update::prepare`](burn_update::Update::prepare)
+    /// puts them in host memory, as [`offload_parameters`](crate::offload_parameters()) does, and
+    /// each step leaves them there: the backend must have a [`Remat`](burn_checkpoint::Remat) in
+    /// it. The device holds all of them at the end of a step whose optimizer is on the device:
     /// [`OffloadedAdamW`](crate::OffloadedAdamW) updates one at a time.
     pub parameters: Memory,
     /// Where this rank's shards of the parameters are at [`Stage::Parameters`] of several ranks,
@@ -114,7 +114,8 @@ impl ZeroSettings {
     }
 }
 
-/// What is sharded over ranks: the stages of ZeRO (Rajbhandari et al., arXiv 1910.02054, section 5).
+/// What is sharded over ranks: the stages of ZeRO (Rajbhandari et al., arXiv 1910.02054, section
+/// 5).
 ///
 /// Written to files as its number, as in DeepSpeed's JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

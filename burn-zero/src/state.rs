@@ -13,9 +13,9 @@
 //!
 //! A [`burn_update::Update`] keeps an optimizer's record as a tree whose values say what they are
 //! (`{"Map": {..}}`). Its tensors are named as in the optimizer's record itself:
-//! `first.weight.V1.Rank1.momentum.moment_2`, or `biases/first.bias.V1..` in a group of parameters. No
-//! path of a parameter has a slash, so names of two groups differ. The averages of the weights, which
-//! an update keeps by path, are `average/first.weight`.
+//! `first.weight.V1.Rank1.momentum.moment_2`, or `biases/first.bias.V1..` in a group of parameters.
+//! No path of a parameter has a slash, so names of two groups differ. The averages of the weights,
+//! which an update keeps by path, are `average/first.weight`.
 
 use core::borrow::Borrow;
 use core::ops::Range;

@@ -268,9 +268,9 @@ impl ConfigFault {
     }
 
     fn require(is_met: bool, path: &str, value: impl ToString, expected: &str) -> Result<(), Self> {
-        match is_met {
-            true => Ok(()),
-            false => Err(Self::invalid(path, value, expected)),
+        if is_met {
+            return Ok(());
         }
+        Err(Self::invalid(path, value, expected))
     }
 }

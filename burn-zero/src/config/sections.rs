@@ -56,7 +56,8 @@ pub enum DeepSpeedPrecision {
 }
 
 impl DeepSpeedPrecision {
-    /// The policy for a backend that is `Autocast<.., Configured>`: `config.precision.amp().install()`.
+    /// The policy for a backend that is `Autocast<.., Configured>`:
+    /// `config.precision.amp().install()`.
     pub fn amp(&self) -> AmpConfig {
         match self {
             Self::F32 => AmpConfig::off(),

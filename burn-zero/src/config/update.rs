@@ -54,8 +54,8 @@ use crate::{HostAdamWConfig, Memory, PlacedAdamW, RankReduction, ReduceOverRanks
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// The program sets the precision ([`precision.amp()`](super::DeepSpeedPrecision::amp), with a backend
-/// `Autocast<.., Configured>`), puts parameters in host memory if
+/// The program sets the precision ([`precision.amp()`](super::DeepSpeedPrecision::amp), with a
+/// backend `Autocast<.., Configured>`), puts parameters in host memory if
 /// [`offload_param`](super::ZeroConfig::offload_param) says so and no rank could hold them before
 /// (`offload_parameters`), and has the schedule. [`DeepSpeedParts`] has the handles.
 pub trait FromDeepSpeed: Sized {
@@ -64,8 +64,8 @@ pub trait FromDeepSpeed: Sized {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::Config`](crate::ZeroError::Config) ([`UpdateError::cause`]) for batch sizes that
-    /// are not those of so many ranks, and for a file without `optimizer`; those of
+    /// [`ZeroError::Config`](crate::ZeroError::Config) ([`UpdateError::cause`]) for batch sizes
+    /// that are not those of so many ranks, and for a file without `optimizer`; those of
     /// [`RankReduction::new`].
     fn from_deepspeed(
         config: &DeepSpeedConfig,
@@ -104,8 +104,8 @@ where
     }
 }
 
-/// The parts of the update that a DeepSpeed file asks for: handles to read, and settings that a file
-/// does not have.
+/// The parts of the update that a DeepSpeed file asks for: handles to read, and settings that a
+/// file does not have.
 ///
 /// ```no_run
 /// # use burn::{backend::Autodiff, nn::Linear, train::Interrupter};

@@ -167,8 +167,8 @@ impl OffloadedAdamW {
         }
         let mut parameters = self.link.parameters::<B, M>(&module, gradients)?;
         parameters.iter().try_for_each(|known| self.check(known))?;
-        let devices = parameters.iter().map(|it| (it.id, it.device.clone()));
-        let devices = devices.collect();
+        let of_parameter = |it: &StepParameter<B::InnerBackend>| (it.id, it.device.clone());
+        let devices = parameters.iter().map(of_parameter).collect();
         let updated = parameters.iter().map(|it| it.id).collect();
         for parameter in &mut parameters {
             let state = self.states.get(&parameter.id);
@@ -224,8 +224,8 @@ impl Download {
         let path = self.path;
         let read =
             |read: HostRead, what| read.wait().map_err(|error| not_read(what, &path, &error));
-        let initial = self.value.map(|value| read(value, "the value"));
-        let value = initial.transpose()?;
+        let downloaded = self.value.map(|value| read(value, "the value"));
+        let value = downloaded.transpose()?;
         let gradient = read(self.gradient, "the gradient")?;
         if values_are_simulated() {
             // An estimate of a large model has no memory for its state.

@@ -72,7 +72,8 @@ impl OffloadConfig {
 /// AMSGrad is not supported: it needs a third moment, a third more memory and traffic. Unknown
 /// names, `amsgrad` among them, are refused when read from a file.
 ///
-/// The factors are f64: `1 - 0.999` is 0.001 here, as in PyTorch, where Burn's f32 makes it 0.00099998713.
+/// The factors are f64: `1 - 0.999` is 0.001 here, as in PyTorch, where Burn's f32 makes it
+/// 0.00099998713.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HostAdamWConfig {

@@ -99,10 +99,11 @@ impl HostState {
     ) -> Result<Self, ZeroError> {
         let (mut own, value) = match (state, value) {
             (Some(State::Host(state)), value) => {
-                let mut own = match state.adamw.config() == config {
+                let mut own = if state.adamw.config() == config {
                     // Copied if a clone of the optimizer or a record shares it.
-                    true => Arc::try_unwrap(state).or_else(|shared| shared.copy(config))?,
-                    false => state.copy(config)?,
+                    Arc::try_unwrap(state).or_else(|shared| shared.copy(config))?
+                } else {
+                    state.copy(config)?
                 };
                 let Some(value) = value else { return Ok(own) };
                 own.dtype = value.dtype; // the model may have been cast

@@ -80,7 +80,8 @@ impl<I: Backend> StepParameter<I> {
 /// What an optimizer on the host knows about the module.
 #[derive(Debug, Default)]
 pub(super) struct HostLink {
-    /// The parameters after the last step, outside of an update over ranks, which has its own store.
+    /// The parameters after the last step, outside of an update over ranks, which has its own
+    /// store.
     store: Option<Arc<ParameterStore>>,
     /// Copies gradients to the host during backward. `None` before there is a model, on a backend
     /// that is not [`Sharded`](crate::Sharded), and in an update over ranks, which has its own.

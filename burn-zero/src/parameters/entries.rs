@@ -32,12 +32,12 @@ impl StoreEntries {
 
     /// The parameters of `layout`, of which the first are those that are `trained`.
     pub(crate) fn with_frozen(layout: Arc<Layout>, trained: usize) -> Self {
-        let frozen = layout.parameters().iter().enumerate().skip(trained);
-        let frozen = frozen.map(|(parameter, known)| (known.path.clone(), parameter));
-        Self {
-            frozen: frozen.collect(),
-            layout,
-        }
+        let known = layout.parameters().iter().enumerate();
+        let frozen = known
+            .skip(trained)
+            .map(|(parameter, known)| (known.path.clone(), parameter))
+            .collect();
+        Self { frozen, layout }
     }
 
     pub(crate) fn layout(&self) -> &Arc<Layout> {
@@ -78,13 +78,14 @@ impl StoreEntries {
         leaves
     }
 
-    /// The module with its leaves replaced by `each`, which gets a position and the old leaf; `None`
-    /// keeps that. The new leaf is trained, and in a unit that has a scope, if the old one is. A
-    /// trained parameter that the module holds twice stays one leaf.
+    /// The module with its leaves replaced by `each`, which gets a position and the place of the
+    /// old leaf, and returns the new one by [`LeafPlace::leaf`] or [`LeafPlace::put`]; `None` keeps
+    /// the old one. It is called in the order of the module, once for a trained parameter that the
+    /// module holds twice, which stays one leaf.
     pub(super) fn map<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
         module: M,
-        mut each: impl FnMut(usize, &FloatTensor<B>) -> Option<FloatTensor<B>>,
+        mut each: impl FnMut(usize, LeafPlace<B>) -> Option<FloatTensor<B>>,
     ) -> M {
         let trained = Parameters::of::<B, M>(&module);
         let mut made: HashMap<usize, FloatTensor<B>> = HashMap::new();
@@ -95,10 +96,7 @@ impl StoreEntries {
             if let Some(made) = made.get(&parameter) {
                 return made.clone();
             }
-            let Some(leaf) = each(parameter, &old) else {
-                return old;
-            };
-            let leaf = LeafPlace::<B>::of(&old).put(leaf);
+            let leaf = each(parameter, LeafPlace::of(&old)).unwrap_or(old);
             made.insert(parameter, leaf.clone());
             leaf
         })

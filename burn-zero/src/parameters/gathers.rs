@@ -223,8 +223,8 @@ impl Gathers {
         (data.dtype == dtype).then(|| data.clone())
     }
 
-    /// Starts to gather a unit, of the parameters that the model has: in the types to which they are
-    /// rounded if `in_low`, else in their own.
+    /// Starts to gather a unit, of the parameters that the model has: in the types to which they
+    /// are rounded if `in_low`, else in their own.
     fn start(&self, unit: &Arc<Unit>, in_low: bool, at: &str) -> Pending<Gathered, ZeroError> {
         let own = unit.parameters.iter().filter_map(|&parameter| {
             let low = self.low[parameter].get().filter(|_| in_low);
@@ -232,8 +232,8 @@ impl Gathers {
             Some((parameter, low.unwrap_or(own).clone()))
         });
         let (parameters, own): (Vec<_>, Vec<_>) = own.unzip();
-        let reads = parameters.into_iter().zip(Elements::start_reads(&own));
-        let reads = reads.collect();
+        let started = Elements::start_reads(&own);
+        let reads = parameters.into_iter().zip(started).collect();
         // Without the group: a job that owns the group which runs it would keep it alive.
         let (layout, unit, at) = (self.layout.clone(), unit.clone(), at.to_owned());
         let work = move |ranks: &mut _| unit.gather(&layout, reads, &at, ranks);

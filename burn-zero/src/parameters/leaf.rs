@@ -32,16 +32,26 @@ impl<B: AutodiffBackend> LeafPlace<B> {
     }
 
     /// In host memory, wherever the leaf is.
-    pub(crate) fn on_host(mut self) -> Self {
-        if matches!(self.memory, LeafMemory::Device) {
-            self.memory = LeafMemory::alone_on_host();
+    pub(super) fn on_host(self) -> Self {
+        match self.memory {
+            LeafMemory::Device => self.alone_on_host(),
+            LeafMemory::Host(_) => self,
         }
-        self
+    }
+
+    /// In host memory, before and after no other one.
+    pub(super) fn alone_on_host(self) -> Self {
+        let memory = LeafMemory::alone_on_host();
+        Self { memory, ..self }
     }
 
     /// A new value of the parameter, as a leaf.
     pub(crate) fn leaf(&self, value: NewValue<B::InnerBackend>) -> FloatTensor<B> {
         self.put(value.into_tensor::<B>(&self.memory, &self.device))
+    }
+
+    pub(super) fn device(&self) -> &Device<B> {
+        &self.device
     }
 
     /// A tensor of the parameter that is in its memory, as a leaf.

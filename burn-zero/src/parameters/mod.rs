@@ -42,13 +42,14 @@ pub(crate) use version::{Maker, ParameterVersion};
 /// The backend needs a [`Remat`](burn_checkpoint::Remat) below autodiff: `Autodiff<Remat<Cuda>>`,
 /// or with gradients that leave during backward `Sharded<Autodiff<Remat<Cuda>>>`.
 ///
-/// [`OffloadedAdamW`](crate::OffloadedAdamW) and an [update over ranks](crate::ReduceOverRanks) leave
-/// a parameter in host memory if it is there; with
+/// [`OffloadedAdamW`](crate::OffloadedAdamW) and an [update over ranks](crate::ReduceOverRanks)
+/// leave a parameter in host memory if it is there; with
 /// [`ZeroSettings::parameters`](crate::ZeroSettings::parameters) such an update puts it there by
-/// itself. Burn's own optimizers return parameters on the device: reduce their update, over one rank
-/// ([`SingleRank`](crate::SingleRank)) if there is but one. Clones, `valid()` and `fork` share what is in host memory; loading a record
-/// puts the new values there. `param.val()` can be used as before: each operation on it uploads it,
-/// a read takes it from host memory. Running statistics, integers and booleans stay on the device.
+/// itself. Burn's own optimizers return parameters on the device: reduce their update, over one
+/// rank ([`SingleRank`](crate::SingleRank)) if there is but one. Clones, `valid()` and `fork` share
+/// what is in host memory; loading a record puts the new values there. `param.val()` can be used as
+/// before: each operation on it uploads it, a read takes it from host memory. Running statistics,
+/// integers and booleans stay on the device.
 ///
 /// ```
 /// use burn::{backend::Autodiff, nn, optim::{GradientsParams, Optimizer}, prelude::*};

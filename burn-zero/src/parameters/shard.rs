@@ -103,20 +103,23 @@ pub(super) enum Elements {
 impl Elements {
     /// Starts to read all of these; those on a device as one read, which waits for it once.
     pub(super) fn start_reads(all: &[Self]) -> Vec<HostRead> {
-        let on_device = all.iter().filter_map(|elements| match elements {
-            Self::Host(_) => None,
-            Self::Device(elements) => Some(elements),
-        });
-        let on_device: Vec<_> = on_device.collect();
-        let reads = on_device
+        let on_device = all.iter().filter_map(Self::as_device).collect::<Vec<_>>();
+        let together = on_device
             .first()
-            .map(|first| unrecorded(|| first.start_reads(&on_device)).into_iter());
-        let mut reads = reads.into_iter().flatten();
+            .map(|first| unrecorded(|| first.start_reads(&on_device)));
+        let mut reads = together.into_iter().flatten();
         let each = all.iter().map(|elements| match elements {
             Self::Host(elements) => HostRead::from_host(elements.clone()),
             Self::Device(_) => reads.next().expect("one for each that is on a device"),
         });
         each.collect()
+    }
+
+    fn as_device(&self) -> Option<&Arc<dyn DeviceElements>> {
+        match self {
+            Self::Host(_) => None,
+            Self::Device(elements) => Some(elements),
+        }
     }
 
     fn on_host(mut elements: TensorData) -> Self {

@@ -16,12 +16,12 @@ use burn::tensor::backend::AutodiffBackend;
 use burn_backend::tensor::FloatTensor;
 use parking_lot::Mutex;
 
+use super::NewValue;
 use super::entries::StoreEntries;
 use super::gathers::Gathers;
 use super::shard::{Shard, cut};
 use super::units::Units;
 use super::version::{Maker, ParameterVersion};
-use super::{LeafMemory, NewValue};
 use crate::backend::leaf_node;
 use crate::host::read;
 use crate::reduce::{GradientReducer, Layout};
@@ -104,25 +104,23 @@ impl ParameterStore {
         at: String,
     ) -> Result<Arc<Self>, ZeroError> {
         let versions: Arc<[_]> = versions.into();
-        let gathers = self.gathers.as_ref();
-        let gathers = gathers.map(|gathers| gathers.after_step(versions.clone(), at));
-        Ok(Self::with(
-            self.entries.clone(),
-            versions,
-            gathers.transpose()?,
-        ))
+        let gathers = match &self.gathers {
+            Some(gathers) => Some(gathers.after_step(versions.clone(), at)?),
+            None => None,
+        };
+        Ok(Self::with(self.entries.clone(), versions, gathers))
     }
 
     /// The store with versions that no step has made.
     fn of_others(&self, versions: Vec<Arc<ParameterVersion>>, at: String) -> Arc<Self> {
         let versions: Arc<[_]> = versions.into();
-        let gathers = self.gathers.as_ref();
-        let gathers = gathers.map(|gathers| gathers.of_others(versions.clone(), at));
+        let before = self.gathers.as_ref();
+        let gathers = before.map(|before| before.of_others(versions.clone(), at));
         Self::with(self.entries.clone(), versions, gathers)
     }
 
-    /// Other values beside these, such as averages, if parameters are sharded: this rank's `shards`,
-    /// by position, and of other parameters what the module has. All ranks call it.
+    /// Other values beside these, such as averages, if parameters are sharded: this rank's
+    /// `shards`, by position, and of other parameters what the module has. All ranks call it.
     pub(crate) fn beside<B, M>(
         &self,
         mut shards: HashMap<usize, Shard>,
@@ -184,9 +182,9 @@ impl ParameterStore {
 
     /// Notes the leaves of the trained parameters, given by their nodes.
     pub(crate) fn note_leaves(&self, nodes: &[Option<u64>]) {
-        let nodes = nodes.iter().zip(0..);
-        let nodes = nodes.filter_map(|(node, parameter)| Some(((*node)?, parameter)));
-        self.leaves.lock().extend(nodes);
+        let leaves = nodes.iter().zip(0..);
+        let known = leaves.filter_map(|(node, parameter)| Some(((*node)?, parameter)));
+        self.leaves.lock().extend(known);
     }
 
     /// The versions that a module has: these, and new ones for leaves that were not made of them.
@@ -199,8 +197,8 @@ impl ParameterStore {
         versions_of::<B, M>(Some(self), &self.entries, self.shards(), module)
     }
 
-    /// The store of what a module has, if something else has set any of its parameters since; `None`
-    /// if it has these versions. All ranks call it.
+    /// The store of what a module has, if something else has set any of its parameters since;
+    /// `None` if it has these versions. All ranks call it.
     pub(crate) fn changed<B, M>(&self, module: &M) -> Option<Arc<Self>>
     where
         B: AutodiffBackend,
@@ -244,8 +242,8 @@ impl ParameterStore {
             return module;
         };
         let mut leaves = self.leaves.lock();
-        self.entries.map::<B, M>(module, |parameter, old| {
-            let leaf = gathers.leaf::<B>(parameter, &B::float_device(old))?;
+        self.entries.map::<B, M>(module, |parameter, place| {
+            let leaf = place.put(gathers.leaf::<B>(parameter, place.device())?);
             leaves.extend(leaf_node::<B>(&leaf).map(|node| (node, parameter)));
             Some(leaf)
         })
@@ -272,11 +270,43 @@ impl ParameterStore {
                 whole.extend(unit);
             }
         })?;
-        Ok(self.entries.map::<B, M>(module, |parameter, old| {
-            let data = NewValue::Host(whole.remove(&parameter)?);
-            let memory = LeafMemory::alone_on_host();
-            Some(data.into_tensor::<B>(&memory, &B::float_device(old)))
+        Ok(self.entries.map::<B, M>(module, |parameter, place| {
+            let value = NewValue::Host(whole.remove(&parameter)?);
+            Some(place.alone_on_host().leaf(value))
         }))
+    }
+
+    /// The module with the new values of parameters that `take` returns, as leaves in the memory of
+    /// those before, or in host memory if `memory` is that. `take` is called in the order of
+    /// parameters.
+    #[expect(clippy::boxed_local, reason = "a model is large by value")]
+    pub(crate) fn replace<B, M>(
+        &self,
+        module: Box<M>,
+        memory: Memory,
+        mut take: impl FnMut(usize) -> Option<NewValue<B::InnerBackend>>,
+    ) -> Box<M>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let module = self.entries.map::<B, M>(*module, |parameter, place| {
+            let value = take(parameter)?;
+            Some(match memory {
+                Memory::Host => place.on_host().leaf(value),
+                Memory::Device => place.leaf(value),
+            })
+        });
+        Box::new(module)
+    }
+
+    /// The leaves of a module, by position.
+    pub(crate) fn leaves<B, M>(&self, module: &M) -> HashMap<usize, FloatTensor<B>>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        self.entries.leaves::<B, M>(module)
     }
 }
 

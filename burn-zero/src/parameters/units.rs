@@ -49,9 +49,10 @@ impl Unit {
     ) -> Result<Gathered, ZeroError> {
         let own = reads.into_iter().map(|(parameter, read)| {
             let path = &layout.parameters()[parameter].path;
-            let own = read.wait();
-            let own = own.map_err(|error| not_read("this rank's shard", path, &error))?;
-            Ok::<_, ZeroError>((parameter, own))
+            let data = read
+                .wait()
+                .map_err(|error| not_read("this rank's shard", path, &error))?;
+            Ok::<_, ZeroError>((parameter, data))
         });
         let own: OwnElements = own.collect::<Result<_, _>>()?;
         let widened: HashMap<usize, Cow<'_, [f32]>> = own
@@ -66,14 +67,15 @@ impl Unit {
         };
         let mut whole: HashMap<usize, Vec<f32>> = own.keys().map(zeros).collect();
         for (number, (dtype, bucket)) in self.buckets(layout, &own).into_iter().enumerate() {
-            let part = layout.own_part(&bucket, |parameter| Some(&*widened[&parameter]));
-            let part = HostBuffer::from_f32(dtype, part);
+            let own = layout.own_part(&bucket, |parameter| Some(&*widened[&parameter]));
+            let part = HostBuffer::from_f32(dtype, own);
             let label = format!("unit `{}`, part {number}, {at}", self.path);
             let split = Split::Counts(bucket.counts());
             let parts = ranks.all_gather_parts(&label, part, split)?;
             for segment in bucket.segments() {
-                let parameter = whole.get_mut(&segment.parameter);
-                let parameter = parameter.expect("a unit's buckets have its parameters only");
+                let parameter = whole
+                    .get_mut(&segment.parameter)
+                    .expect("a unit's buckets have its parameters only");
                 let to = &mut parameter[segment.range.clone()];
                 parts.read(segment.owner, bucket.in_part(segment), to);
             }
@@ -91,10 +93,10 @@ impl Unit {
         let sent_in = |parameter: &usize| exchanged(own.get(parameter)?.dtype);
         let all = [BufferDtype::F32, BufferDtype::Bf16, BufferDtype::F16].into_iter();
         let buckets = all.flat_map(|dtype| {
-            let parameters = self.parameters.iter().copied();
-            let parameters = parameters.filter(|parameter| sent_in(parameter) == Some(dtype));
-            let buckets = layout.map().fill(parameters).into_iter();
-            buckets.map(move |bucket| (dtype, bucket))
+            let of_type = |parameter: &usize| sent_in(parameter) == Some(dtype);
+            let parameters = self.parameters.iter().copied().filter(of_type);
+            let filled = layout.map().fill(parameters).into_iter();
+            filled.map(move |bucket| (dtype, bucket))
         });
         buckets.collect()
     }

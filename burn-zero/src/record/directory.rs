@@ -130,9 +130,10 @@ pub(crate) fn run<T>(
 pub(super) fn sync_dir(path: &Path) -> Result<(), RecordFault> {
     run("sync", path, || {
         // Windows neither opens a directory as a file nor needs it synced.
-        match cfg!(unix) {
-            true => File::open(path)?.sync_all(),
-            false => Ok(()),
+        if cfg!(unix) {
+            File::open(path)?.sync_all()
+        } else {
+            Ok(())
         }
     })
 }

@@ -62,14 +62,11 @@ impl Layout {
         rank: usize,
         settings: &ZeroSettings,
     ) -> Result<Self, ZeroError> {
-        let sizes = parameters.iter();
-        let sizes = sizes.map(|it| shard::Parameter::new(&*it.path, it.elements()));
-        let bucket_elements = settings.bucket_elements;
         let map = ShardMap::new(
             settings.partition,
-            sizes.collect(),
+            sizes(&parameters),
             world_size,
-            bucket_elements,
+            settings.bucket_elements,
         )?;
         Ok(Self {
             parameters,
@@ -87,9 +84,7 @@ impl Layout {
     ///
     /// [`ZeroError::InvalidSetting`] for more elements than `usize` counts.
     pub(crate) fn with_frozen(&self, frozen: Vec<ParameterSpec>) -> Result<Self, ZeroError> {
-        let sizes = frozen.iter();
-        let sizes = sizes.map(|it| shard::Parameter::new(&*it.path, it.elements()));
-        let map = self.map.with_balanced(sizes.collect())?;
+        let map = self.map.with_balanced(sizes(&frozen))?;
         let mut parameters = self.parameters.clone();
         parameters.extend(frozen);
         Ok(Self {
@@ -206,3 +201,9 @@ impl Layout {
 /// label, so that ranks that differ in it stop with both labels in the error. Costs no additional
 /// message.
 pub(crate) type StepTag = Arc<str>;
+
+/// Parameters as [`ShardMap`] takes them.
+fn sizes(parameters: &[ParameterSpec]) -> Vec<shard::Parameter> {
+    let sized = |it: &ParameterSpec| shard::Parameter::new(&*it.path, it.elements());
+    parameters.iter().map(sized).collect()
+}

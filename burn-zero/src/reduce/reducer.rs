@@ -44,8 +44,8 @@ pub(crate) struct GradientReducer {
     pub(crate) number: u64,
     group: Arc<dyn ProcessGroup>,
     how: Arc<Reduction>,
-    /// Dead once no optimizer over ranks steps with it any more. The reducer itself lives in leaves too, which are
-    /// gathered with its group.
+    /// Dead once no optimizer over ranks steps with it any more. The reducer itself lives in leaves
+    /// too, which are gathered with its group.
     owner: Weak<Owner>,
     /// Where gradients are between backward and the step.
     pub(crate) memory: Memory,
@@ -250,12 +250,11 @@ impl GradientReducer {
     /// Starts to collect the gradients of a step that are reduced in it: those of `parameters`,
     /// ascending.
     pub(crate) fn begin_step(&self, at: StepTag, parameters: &[usize]) {
-        let plan = match parameters.len() == self.layout().parameters().len() {
-            true => self.step_plan.clone(),
-            false => {
-                let last_to_first = parameters.iter().rev().copied();
-                Arc::new(ReducePlan::of(self.layout().map(), last_to_first))
-            }
+        let plan = if parameters.len() == self.layout().parameters().len() {
+            self.step_plan.clone()
+        } else {
+            let last_to_first = parameters.iter().rev().copied();
+            Arc::new(ReducePlan::of(self.layout().map(), last_to_first))
         };
         self.begin(plan, at);
     }
@@ -549,8 +548,8 @@ impl Sum {
         let label = "which gradients there are, and which are non-finite";
         let findings = reducer.group.gather_bytes(label, self.findings)?;
         let parameters = reducer.layout().parameters().iter().enumerate();
-        let reduced = parameters.zip(self.elements);
-        let reduced = reduced.map(|((index, parameter), mut elements)| {
+        let own = parameters.zip(self.elements);
+        let reduced = own.map(|((index, parameter), mut elements)| {
             let found = findings.iter().fold(0, |all, rank| all | rank[index]);
             if found & PRESENT == 0 {
                 return None;

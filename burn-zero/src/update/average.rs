@@ -9,9 +9,9 @@ use burn_backend::{AutodiffBackend, Backend, FloatDType, TensorMetadata};
 use burn_update::{Averages, UpdateError};
 
 use super::gather::Gather;
-use super::parameters::Parameters;
 use super::sharding::{Prepared, Sharding};
 use super::step::read_shards;
+use crate::module::device_of;
 use crate::parameters::{NewValue, ParameterStore, Shard};
 use crate::reduce::{GradientReducer, Layout};
 use crate::{Memory, ZeroError};
@@ -33,7 +33,7 @@ impl Sharding {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let parameters = self.trained::<B, M>(model)?;
+        self.trained::<B, M>(model)?;
         let Prepared { reducer, store } = self.prepared()?;
         let layout = reducer.layout();
         let averages = by_position::<B::InnerBackend>(layout, averages);
@@ -41,7 +41,7 @@ impl Sharding {
             Some(memory) => of_shards::<B, M>(&store, memory, model, averages),
             None => {
                 let model = Box::new(model.clone());
-                *self.whole_averages::<B, M>(&reducer, &parameters, model, averages)?
+                *self.whole_averages::<B, M>(&reducer, &store, model, averages)?
             }
         };
         Ok(averaged.valid())
@@ -55,13 +55,14 @@ impl Sharding {
     fn whole_averages<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
         reducer: &GradientReducer,
-        parameters: &Parameters,
+        store: &ParameterStore,
         model: Box<M>,
         mut averages: HashMap<usize, FloatTensor<B::InnerBackend>>,
     ) -> Result<Box<M>, ZeroError> {
         let layout = reducer.layout();
         if layout.holds_all() {
-            return Ok(self.replace::<B, M>(model, parameters, |parameter| {
+            let memory = self.settings.parameters;
+            return Ok(store.replace::<B, M>(model, memory, |parameter| {
                 let average = NewValue::Device(averages.remove(&parameter)?);
                 let shape = layout.parameters()[parameter].shape.clone();
                 Some(average.reshaped(Shape::from(shape)))
@@ -71,14 +72,8 @@ impl Sharding {
         let on_device = averages.map(|(parameter, average)| (parameter, NewValue::Device(average)));
         let own = read_shards::<B::InnerBackend>(layout, on_device.collect())?;
         let all = vec![true; layout.parameters().len()];
-        let mut gather = Gather::new(reducer, "averages of the weights".into(), own, all);
-        let mut failed = None;
-        let model = self.replace::<B, M>(model, parameters, |parameter| {
-            let taken = failed.is_none().then(|| gather.take(parameter))?;
-            let taken = taken.map_err(|error| failed = Some(error));
-            taken.ok().flatten().map(NewValue::Host)
-        });
-        failed.map_or(Ok(model), Err)
+        let gather = Gather::new(reducer, "averages of the weights".into(), own, all);
+        self.replace_by_gathered::<B, M>(model, store, gather)
     }
 }
 
@@ -108,7 +103,7 @@ fn of_shards<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
     averages: HashMap<usize, FloatTensor<B::InnerBackend>>,
 ) -> M {
-    let device = model.devices().into_iter().next().unwrap_or_default();
+    let device = device_of::<B, M>(model);
     let shards = averages.into_iter().map(|(parameter, average)| {
         let average = NewValue::Device(average);
         let average = Shard::new::<B::InnerBackend>(average, memory, &device);

@@ -87,8 +87,10 @@ impl<'a> Gather<'a> {
                     continue;
                 }
                 let whole = self.layout.parameters()[segment.parameter].elements();
-                let arriving = self.arriving.entry(segment.parameter);
-                let arriving = arriving.or_insert_with(|| vec![0.0; whole]);
+                let arriving = self
+                    .arriving
+                    .entry(segment.parameter)
+                    .or_insert_with(|| vec![0.0; whole]);
                 let to = &mut arriving[segment.range.clone()];
                 parts.read(segment.owner, bucket.in_part(segment), to);
             }
@@ -103,8 +105,7 @@ impl<'a> Gather<'a> {
             return None;
         }
         let own = |parameter| self.shards.get(&parameter).map(Vec::as_slice);
-        let part = layout.own_part(bucket, own);
-        let part = HostBuffer::from_f32(layout.dtype(bucket), part);
+        let part = HostBuffer::from_f32(layout.dtype(bucket), layout.own_part(bucket, own));
         let split = Split::Counts(bucket.counts());
         let name = layout.bucket_name(number, bucket, &self.at);
         let label = format!("parameters of {name}");

@@ -1,13 +1,13 @@
 //! An update over ranks.
 //!
-//! `reduction.rs` is `.reduce(..)`, and `rank_reduction.rs` how it reduces; `reduced_update.rs` is the
-//! last part of the update that it makes, `shard_update.rs` the clipping and the optimizer inside of it,
-//! which step on the module of `parameter_shards.rs`. `sharding.rs` is what a rank knows of the model:
-//! `prepare.rs` checks that the ranks' models agree and broadcasts rank 0's weights, with the help of
-//! `trial.rs`, which finds optimizers that cannot be sharded as asked; `step.rs` is a step, and
-//! `gather.rs` makes parameters of all ranks' updated shards; `average.rs` puts averages of the weights in
-//! their place. `parameters.rs` lists the module's
-//! parameters, `statistics.rs` handles running statistics, which clones of a module share, and
+//! `reduction.rs` is `.reduce(..)`, and `rank_reduction.rs` how it reduces; `reduced_update.rs` is
+//! the last part of the update that it makes, `shard_update.rs` the clipping and the optimizer
+//! inside of it, which step on the module of `parameter_shards.rs`. `sharding.rs` is what a rank
+//! knows of the model: `prepare.rs` checks that the ranks' models agree and broadcasts rank 0's
+//! weights, with the help of `trial.rs`, which finds optimizers that cannot be sharded as asked;
+//! `step.rs` is a step, and `gather.rs` makes parameters of all ranks' updated shards; `average.rs`
+//! puts averages of the weights in their place. `parameters.rs` lists the module's parameters,
+//! `statistics.rs` handles running statistics, which clones of a module share, and
 //! `whole_record.rs` makes the record that rank 0 saves in a Learner.
 
 mod average;

@@ -1,6 +1,6 @@
 //! The parameters of a module, in the order of its paths.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use burn::module::{AutodiffModule, ParamId};
 use burn::tensor::{TensorMetadata, backend::AutodiffBackend};
@@ -11,7 +11,7 @@ use crate::backend::{is_hooked, leaf_node};
 use crate::host::exchanged;
 use crate::reduce::ParameterSpec;
 use crate::{Partition, ShardingFault};
-use burn_decorator::module::{for_each_float, map_floats};
+use burn_decorator::module::for_each_float;
 
 /// The parameters of a module that require gradients. `ParamId`s are random in each process, so
 /// ranks identify parameters by path.
@@ -58,39 +58,6 @@ impl Parameters {
             });
         });
         found
-    }
-
-    /// The values, by position.
-    pub(crate) fn values<B: AutodiffBackend, M: AutodiffModule<B>>(
-        &self,
-        module: &M,
-    ) -> BTreeMap<usize, FloatTensor<B::InnerBackend>> {
-        let mut values = BTreeMap::new();
-        for_each_float(module, |_, id, tensor: FloatTensor<B>| {
-            if let Some(index) = self.position::<B>(id, &tensor) {
-                values.entry(index).or_insert_with(|| B::inner(tensor));
-            }
-        });
-        values
-    }
-
-    /// The module with leaves replaced by `each`, which gets a position and the old leaf. A
-    /// parameter that the module holds twice stays one leaf.
-    pub(crate) fn map<B: AutodiffBackend, M: AutodiffModule<B>>(
-        &self,
-        module: M,
-        mut each: impl FnMut(usize, FloatTensor<B>) -> FloatTensor<B>,
-    ) -> M {
-        let mut made: HashMap<usize, FloatTensor<B>> = HashMap::new();
-        map_floats(module, |_, id, old: FloatTensor<B>| {
-            match self.position::<B>(id, &old) {
-                None => old,
-                Some(index) => made
-                    .entry(index)
-                    .or_insert_with(|| each(index, old))
-                    .clone(),
-            }
-        })
     }
 
     /// The position of a tensor of the module; `None` for a frozen copy under the same id.

@@ -19,7 +19,7 @@ use super::statistics::{Statistics, independent_if_shared};
 use super::trial;
 use crate::backend::{is_taken, leaf_node, stream};
 use crate::host::{exchanged, floats, read};
-use crate::module::{Replace, replace_tensors};
+use crate::module::{Replace, device_of, replace_tensors};
 use crate::parameters::{
     ParameterStore, Parts, StoreEntries, Units, is_on_host, offloaded, replace_parameters,
 };
@@ -44,15 +44,15 @@ impl Sharding {
         self.check_free::<B, M>(&module, &*group)?;
         // Before `devices`, which initialises parameters.
         let module = self.placed::<B, M>(module, &group, None)?;
-        let device = module.devices().into_iter().next().unwrap_or_default();
+        let device = device_of::<B, M>(&module);
         inner.show(&*module)?;
         let (module, _) = self.prepare_on::<B, M>(group, module, &device, inner)?;
         Ok(module)
     }
 
-    /// Takes the ranks of a Learner's strategy: the model on this rank's device, with the weights of
-    /// rank 0, and with leaves and running statistics of its own.
-    /// State that was loaded is cut to this rank's shards. All ranks call it.
+    /// Takes the ranks of a Learner's strategy: the model on this rank's device, with the weights
+    /// of rank 0, and with leaves and running statistics of its own. State that was loaded is cut
+    /// to this rank's shards. All ranks call it.
     ///
     /// # Errors
     ///
@@ -178,8 +178,10 @@ impl Sharding {
         self.check_hooked::<B>(&parameters, ranks, device)?;
         parameters.check(ranks, settings.partition)?;
         let before = self.reducer().ok();
-        let layout = before.as_deref().map(GradientReducer::layout);
-        let other = layout.filter(|before| before.parameters() != parameters.list);
+        let other = before
+            .as_deref()
+            .map(GradientReducer::layout)
+            .filter(|before| before.parameters() != parameters.list);
         if let Some(before) = other
             && group
                 .agree_any("state of other parameters", has_state::<B>(inner, before))
@@ -201,8 +203,9 @@ impl Sharding {
         };
         let in_parts = frozen
             .iter()
-            .flat_map(|frozen| parameters.list.iter().chain(frozen));
-        let in_parts = in_parts.map(|it| it.path.clone()).collect();
+            .flat_map(|frozen| parameters.list.iter().chain(frozen))
+            .map(|it| it.path.clone())
+            .collect();
         let module = broadcast::<B, M>(module, &*group, &in_parts)?;
         let layout = Arc::new(Layout::new(parameters.list, ranks, rank, settings)?);
         let owner = Arc::new(Owner);
@@ -272,8 +275,8 @@ impl Sharding {
         Ok(frozen)
     }
 
-    /// The store of a module, whose parameters are sharded together with those that are `frozen`, if
-    /// that is not `None`. All ranks call it.
+    /// The store of a module, whose parameters are sharded together with those that are `frozen`,
+    /// if that is not `None`. All ranks call it.
     ///
     /// # Errors
     ///
@@ -416,9 +419,10 @@ fn in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
 
 /// The module with rank 0's parameters, each in parts in the host memory of the ranks, and gathered
 /// when it is used. For a Learner of one process a rank
-/// ([`UpdateStrategy::process`](burn_update::UpdateStrategy::process)) at stage 3, which initialises all
-/// parameters of its model before the ranks prepare it: with the model that this returns, no rank
-/// has all parameters. All ranks call it, and a rank initialises one parameter at a time.
+/// ([`UpdateStrategy::process`](burn_update::UpdateStrategy::process)) at stage 3, which
+/// initialises all parameters of its model before the ranks prepare it: with the model that this
+/// returns, no rank has all parameters. All ranks call it, and a rank initialises one parameter at
+/// a time.
 ///
 /// ```no_run
 /// # use std::sync::Arc;

@@ -67,9 +67,9 @@ impl RankReduction {
     }
 
     /// For a Learner, whose strategy brings the ranks:
-    /// [`reduce_in_learner`](crate::ReduceOverRanks::reduce_in_learner). Where ranks are threads, each
-    /// has a handle of its own: the clone in the rank's copy of the Learner, such as that of a part of
-    /// the update; this one is rank 0's.
+    /// [`reduce_in_learner`](crate::ReduceOverRanks::reduce_in_learner). Where ranks are threads,
+    /// each has a handle of its own: the clone in the rank's copy of the Learner, such as that of a
+    /// part of the update; this one is rank 0's.
     pub fn in_learner(settings: ZeroSettings) -> Self {
         Self {
             sharding: Sharding::of(None, settings),
@@ -102,12 +102,12 @@ impl RankReduction {
 
     /// Chooses the units of stage 3: parameters for whose paths `unit` returns the same name are
     /// gathered together. Without it a unit is a repeated block, such as `blocks.0`
-    /// ([`repeated_block`](burn_decorator::repeated_block)), and one unit has all parameters that are
-    /// in none.
+    /// ([`repeated_block`](burn_decorator::repeated_block)), and one unit has all parameters that
+    /// are in none.
     ///
     /// A rank holds two units at most. Larger units need fewer collectives: the choice of wrapped
-    /// modules in FSDP2. [`Update::prepare`](burn_update::Update::prepare) compares the units of all
-    /// ranks.
+    /// modules in FSDP2. [`Update::prepare`](burn_update::Update::prepare) compares the units of
+    /// all ranks.
     ///
     /// ```
     /// use burn_zero::{RankReduction, Stage, ZeroSettings};
@@ -130,8 +130,8 @@ impl RankReduction {
     ///
     /// # Errors
     ///
-    /// [`ShardingFault::NotPrepared`](crate::ShardingFault::NotPrepared) if it is for a Learner, whose
-    /// strategy has not brought the ranks yet.
+    /// [`ShardingFault::NotPrepared`](crate::ShardingFault::NotPrepared) if it is for a Learner,
+    /// whose strategy has not brought the ranks yet.
     pub fn group(&self) -> Result<Arc<dyn ProcessGroup>, ZeroError> {
         Ok(self.sharding.shown().group()?)
     }
@@ -143,7 +143,8 @@ impl RankReduction {
 
     /// Saves and loads whole trainings with the update: see [`Recorder`]. Tensors of parts of one's
     /// own are only in records of a Learner
-    /// ([`reduce_in_learner`](crate::ReduceOverRanks::reduce_in_learner)): with them saving is refused.
+    /// ([`reduce_in_learner`](crate::ReduceOverRanks::reduce_in_learner)): with them saving is
+    /// refused.
     ///
     /// # Errors
     ///
@@ -155,9 +156,9 @@ impl RankReduction {
     }
 
     /// The peak of gradient bytes on this rank since the model was prepared, by the memory tracker:
-    /// under stage 2 during backward (its shard and the buckets in transfer), in the other stages in
-    /// the step. Gradients in host memory ([`Memory::Host`](crate::Memory::Host)) count too, sums of
-    /// an accumulation do not. 0 before the first step.
+    /// under stage 2 during backward (its shard and the buckets in transfer), in the other stages
+    /// in the step. Gradients in host memory ([`Memory::Host`](crate::Memory::Host)) count too,
+    /// sums of an accumulation do not. 0 before the first step.
     ///
     /// To be compared with [`Estimate::peak_gradient_bytes`](crate::Estimate::peak_gradient_bytes),
     /// plus [`host_gradient_bytes`](crate::Estimate::host_gradient_bytes) in host memory.
@@ -200,8 +201,8 @@ impl RankReduction {
     /// # Errors
     ///
     /// [`ShardingFault::NotPrepared`](crate::ShardingFault::NotPrepared);
-    /// [`ShardingFault::OtherModel`](crate::ShardingFault::OtherModel) if model and gradients are not
-    /// those of the update; those of the group.
+    /// [`ShardingFault::OtherModel`](crate::ShardingFault::OtherModel) if model and gradients are
+    /// not those of the update; those of the group.
     ///
     /// # Cost
     ///

@@ -18,6 +18,7 @@ use super::shard_update::ShardUpdate;
 use super::sharding::Sharding;
 use super::statistics::Statistics;
 use crate::ZeroError;
+use crate::module::device_of;
 use crate::reduce::GradientReducer;
 use crate::stack::with_stack;
 use crate::state::to_record;
@@ -156,7 +157,7 @@ impl<B: AutodiffBackend> ReducedUpdate<B> {
                 let model = sharding.put_whole_on_rank_0::<B, M>(model)?;
                 let tree = sharding.gather_whole::<B>(&ids, inside)?;
                 if let Some(tree) = tree {
-                    let device = model.devices().into_iter().next().unwrap_or_default();
+                    let device = device_of::<B, M>(&model);
                     let mut record = to_record::<B, UpdateRecord<B>>(tree, &device)?;
                     self.whole = inside.parts.state_in(&mut record)?;
                     inside.parts.hold_average_of(&mut record)?;

@@ -56,8 +56,8 @@ const ONE_EACH: &str =
 /// The optimizer is any of Burn's, or `Groups` of several: it steps on
 /// [`ParameterShards`](crate::ParameterShards) instead of the module, and keeps the state of those
 /// only. With one rank a step is that of the update without a reduction, bit for bit. A parameter
-/// with a gradient on some ranks counts as zero on the others; one without a gradient on any rank is
-/// not updated, as in Burn.
+/// with a gradient on some ranks counts as zero on the others; one without a gradient on any rank
+/// is not updated, as in Burn.
 ///
 /// ```text
 /// step(gradients):                            # stage 2: shards of reduced ones, already
@@ -72,12 +72,12 @@ const ONE_EACH: &str =
 /// Clipping and optimizer are of the update that is reduced, and an average may be; accumulation,
 /// loss scale and parts of one's own are added after it. Another order is [`UpdateError::Order`].
 ///
-/// A step is skipped, and a micro-batch dropped, on all ranks if on one: loss scale and accumulation
-/// ask all ranks, in one small collective a decision; a loop that skips by itself uses
+/// A step is skipped, and a micro-batch dropped, on all ranks if on one: loss scale and
+/// accumulation ask all ranks, in one small collective a decision; a loop that skips by itself uses
 /// [`ProcessGroup::agree_any`]. In stages 0 and 1 gradients are reduced after that decision. If one
 /// overflows in the reduction, in the sum or in
-/// [`communication_dtype`](ZeroSettings::communication_dtype), all ranks skip the step if there is a
-/// loss scale, as in stage 2, and take it otherwise.
+/// [`communication_dtype`](ZeroSettings::communication_dtype), all ranks skip the step if there is
+/// a loss scale, as in stage 2, and take it otherwise.
 ///
 /// Parts of one's own see gradients before they are reduced: at stages 0 and 1 those of this rank's
 /// batch, at 2 and 3 this rank's shards. An average of the weights is of this rank's shards, as the
@@ -88,15 +88,15 @@ const ONE_EACH: &str =
 /// [`Update::prepare`] registers the model and gives every rank the weights of rank 0. To be called
 /// on the thread that trains, before the first forward, and again after weights were loaded or
 /// parameters frozen; an update that has state of the parameters trained before refuses others. All
-/// ranks call it. Every parameter that is not frozen is a leaf afterwards. Burn 0.21 makes no leaf of
-/// the weight of a layer with `LinearLayout::Col`; it becomes one too, on backends that expose their
-/// nodes (`Autodiff`, [`Sharded`](crate::Sharded)), unless weights were loaded into the model after
-/// its first use and before this, which freezes it. Running statistics, such as BatchNorm's, are not
-/// shared with clones of the given module.
+/// ranks call it. Every parameter that is not frozen is a leaf afterwards. Burn 0.21 makes no leaf
+/// of the weight of a layer with `LinearLayout::Col`; it becomes one too, on backends that expose
+/// their nodes (`Autodiff`, [`Sharded`](crate::Sharded)), unless weights were loaded into the model
+/// after its first use and before this, which freezes it. Running statistics, such as BatchNorm's,
+/// are not shared with clones of the given module.
 ///
 /// It costs a broadcast of all parameters, in which rank 0 sends them about twice, and at stage 3 a
-/// gather; a comparison of all paths and shapes; and trial steps of clones of the optimizer on eight
-/// elements.
+/// gather; a comparison of all paths and shapes; and trial steps of clones of the optimizer on
+/// eight elements.
 ///
 /// # Tied parameters
 ///
@@ -115,8 +115,8 @@ const ONE_EACH: &str =
 ///   the step's collectives. At stage 3, where the step gathers nothing, in the next forward;
 /// - in backward under stage 2, if a rank has several updates, such as those of a GAN, and the
 ///   ranks' graphs use parameters of different ones: an update reduces in the backward passes whose
-///   graph uses any of its parameters. The only update of a rank reduces in all, so there graphs may
-///   differ;
+///   graph uses any of its parameters. The only update of a rank reduces in all, so there graphs
+///   may differ;
 /// - at the next collective, if one rank makes another call, for example because it skipped a step
 ///   after its backward pass.
 ///
@@ -130,25 +130,24 @@ const ONE_EACH: &str =
 /// Those of a step: of the group, [`NotPrepared`](crate::ShardingFault::NotPrepared),
 /// [`OtherModel`](crate::ShardingFault::OtherModel). Of [`Update::prepare`]:
 /// [`NotShardable`](crate::ShardingFault::NotShardable),
-/// [`NotSharded`](crate::ShardingFault::NotSharded),
-/// [`NoRemat`](crate::ShardingFault::NoRemat),
+/// [`NotSharded`](crate::ShardingFault::NotSharded), [`NoRemat`](crate::ShardingFault::NoRemat),
 /// [`UnsupportedDtype`](crate::ShardingFault::UnsupportedDtype),
 /// [`TooManyDimensions`](crate::ShardingFault::TooManyDimensions),
 /// [`SecondUpdate`](crate::ShardingFault::SecondUpdate), `OtherModel`;
 /// [`RanksError::Disagreement`](crate::RanksError::Disagreement) if the ranks' optimizers or models
-/// differ; those of the group. Under MPI a panic that the program does not catch ends the whole job,
-/// with its message: see `MpiGroup`.
+/// differ; those of the group. Under MPI a panic that the program does not catch ends the whole
+/// job, with its message: see `MpiGroup`.
 ///
 /// # Cost
 ///
 /// With `P` parameters and `N` ranks a rank sends `2 P (N - 1) / N` elements a step in every stage;
-/// under stage 2 the gradients' half of it once a backward pass. It holds `1 / N` of the optimizer's
-/// state in stages 1 and 2, and in stage 2 of the gradients, plus at most three buckets in backward:
-/// one that backward fills, one that waits, one that is copied into the buffer that is sent.
-/// Gradients and parameters of every backend go through the host's memory, those of a GPU over its
-/// bus. [`estimate`](crate::estimate()) has all figures,
-/// [`RankReduction::peak_gradient_bytes`] the measured peak. Clipping costs one pass over this rank's
-/// shards, a host read and a collective of one element.
+/// under stage 2 the gradients' half of it once a backward pass. It holds `1 / N` of the
+/// optimizer's state in stages 1 and 2, and in stage 2 of the gradients, plus at most three buckets
+/// in backward: one that backward fills, one that waits, one that is copied into the buffer that is
+/// sent. Gradients and parameters of every backend go through the host's memory, those of a GPU
+/// over its bus. [`estimate`](crate::estimate()) has all figures,
+/// [`RankReduction::peak_gradient_bytes`] the measured peak. Clipping costs one pass over this
+/// rank's shards, a host read and a collective of one element.
 pub trait ReduceOverRanks<B: AutodiffBackend>: Sized {
     /// An update over the ranks of `group`. [`Update::prepare`] gives them rank 0's weights. All
     /// ranks call it.

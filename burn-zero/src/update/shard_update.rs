@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use burn::module::{AutodiffModule, Module, ParamId};
+use burn::module::{AutodiffModule, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor};
@@ -10,6 +10,7 @@ use burn_update::{LastParts, Parameter, Step, UpdateError, UpdateRecord};
 
 use super::parameter_shards::{ParameterShards, shard_id};
 use super::parameters::Parameters;
+use crate::module::device_of;
 
 /// Clipping and optimizer, on this rank's shards of the parameters. A clone is independent of it.
 #[derive(Clone)]
@@ -66,7 +67,7 @@ impl<B: AutodiffBackend> ShardUpdate<B> {
         shards: ParameterShards<B>,
         gradients: GradientsParams,
     ) -> Result<ParameterShards<B>, UpdateError> {
-        let device = shards.devices().into_iter().next().unwrap_or_default();
+        let device = device_of::<B, _>(&shards);
         step.norm = norm.map(|norm| Tensor::from_data([norm], (&device, DType::F32)));
         self.parts.update(step, shards, gradients)
     }

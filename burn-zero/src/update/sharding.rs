@@ -209,8 +209,8 @@ impl Sharding {
         self.settings.stage == Stage::Parameters && group.world_size() > 1
     }
 
-    /// The module with leaves of the store's versions, hooked on this thread. Returns the ids of its
-    /// trained parameters too, in their order.
+    /// The module with leaves of the store's versions, hooked on this thread. Returns the ids of
+    /// its trained parameters too, in their order.
     pub(super) fn hold<B, M>(&self, prepared: Prepared, module: Box<M>) -> (Box<M>, Vec<ParamId>)
     where
         B: AutodiffBackend,

@@ -1,5 +1,5 @@
-//! A step: [`reduce`], [`Sharding::update`], [`Sharding::publish`]. How far a gradient is on its way is in
-//! its type: local, reduced, this rank's shard.
+//! A step: [`reduce`], [`Sharding::update`], [`Sharding::publish`]. How far a gradient is on its
+//! way is in its type: local, reduced, this rank's shard.
 
 use core::ops::Range;
 use std::collections::{HashMap, HashSet};
@@ -22,10 +22,9 @@ use super::parameters::Parameters;
 use super::shard_update::ShardUpdate;
 use super::sharding::{Prepared, Sharding};
 use crate::host::{floats, not_read, read_floats};
+use crate::module::device_of;
 use crate::offload::step_on_shards;
-use crate::parameters::{
-    LeafMemory, LeafPlace, Maker, NewValue, ParameterStore, ParameterVersion, Shard,
-};
+use crate::parameters::{LeafMemory, Maker, NewValue, ParameterStore, ParameterVersion, Shard};
 use crate::reduce::{GradientReducer, Layout, StepTag};
 use crate::{Memory, ShardingFault, ZeroError};
 
@@ -87,7 +86,7 @@ impl Sharding {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let device = module.devices().into_iter().next().unwrap_or_default();
+        let device = device_of::<B, M>(module);
         let parameters = self.trained::<B, M>(module)?;
         let Prepared { reducer, store } = self.prepared()?;
         Ok(ModelStep {
@@ -116,8 +115,7 @@ impl Sharding {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let (layout, parameters) = (step.layout(), &step.parameters);
-        let group = step.reducer.group();
+        let (layout, group) = (step.layout(), step.reducer.group());
         let norm = if inner.wants_norm(group.world_size()) {
             Some(gradients.norm(layout, group)?)
         } else {
@@ -127,38 +125,14 @@ impl Sharding {
         let gradients = gradients.into_params();
 
         let versions = step.store.versions_of::<B, M>(module);
-        let held = (0..parameters.list.len()).filter(|parameter| layout.held(*parameter) > 0);
-        let shards: Vec<_> = match step.store.shards() {
-            Some(memory) => {
-                let memory = match memory {
-                    Memory::Host => LeafMemory::alone_on_host(),
-                    Memory::Device => LeafMemory::Device,
-                };
-                let leaf = |parameter: usize| {
-                    let own = versions[parameter].shard();
-                    let own = own.expect("the trained parameters of a sharded model are sharded");
-                    let shape = Shape::from(layout.shard_shape(parameter));
-                    let own = own.value::<B::InnerBackend>().reshaped(shape);
-                    (parameter, own.into_tensor::<B>(&memory, &step.device))
-                };
-                held.map(leaf).collect()
-            }
-            None => {
-                let mut values = parameters.values::<B, M>(module);
-                let own = held.filter_map(|parameter| {
-                    let value = values.remove(&parameter)?;
-                    let own = cut_one::<B::InnerBackend>(layout, parameter, value);
-                    Some((parameter, B::from_inner(own)))
-                });
-                own.collect()
-            }
-        };
-        let shards = shards.into_iter();
-        let shards = shards.map(|(parameter, own)| (shard_id(parameter), own));
-        let shards = ParameterShards::with_ids(shards);
+        let shards = step.own_shards::<B, M>(module, &versions).into_iter();
+        let shards =
+            ParameterShards::with_ids(shards.map(|(parameter, own)| (shard_id(parameter), own)));
         let known = versions.iter().enumerate();
-        let known = known.filter(|(_, version)| version.is_of_host_optimizer());
-        let known = known.map(|(parameter, _)| shard_id(parameter)).collect();
+        let known = known
+            .filter(|(_, version)| version.is_of_host_optimizer())
+            .map(|(parameter, _)| shard_id(parameter))
+            .collect();
         let (shards, on_host) =
             step_on_shards(known, || inner.step(of_inner, norm, shards, gradients));
 
@@ -187,43 +161,9 @@ impl Sharding {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let (layout, parameters) = (step.layout(), &step.parameters);
-        let makers = updated.makers();
-        let UpdatedShards {
-            mut shards,
-            has_gradient,
-            mut versions,
-        } = updated;
-        let module = if let Some(memory) = step.store.shards() {
-            let shards = match memory {
-                Memory::Host => in_host_memory(layout, shards)?,
-                Memory::Device => in_type_of_parameters(layout, shards),
-            };
-            for (parameter, new) in shards {
-                let new = Shard::new::<B::InnerBackend>(new, memory, &step.device);
-                versions[parameter] = Arc::new(ParameterVersion::sharded(new, makers[parameter]));
-            }
-            module
-        } else {
-            for parameter in (0..has_gradient.len()).filter(|parameter| has_gradient[*parameter]) {
-                versions[parameter] = Arc::new(ParameterVersion::in_leaf(makers[parameter]));
-            }
-            if layout.holds_all() {
-                self.replace::<B, M>(module, parameters, |index| {
-                    let shape = layout.parameters()[index].shape.clone();
-                    Some(shards.remove(&index)?.reshaped(Shape::from(shape)))
-                })
-            } else {
-                let shards = read_shards(layout, shards)?;
-                let mut gather = Gather::new(&step.reducer, step.at.clone(), shards, has_gradient);
-                let mut failed = None;
-                let module = self.replace::<B, M>(module, parameters, |index| {
-                    let taken = failed.is_none().then(|| gather.take(index))?;
-                    let taken = taken.map_err(|error| failed = Some(error));
-                    taken.ok().flatten().map(NewValue::Host)
-                });
-                failed.map_or(Ok(module), Err)?
-            }
+        let (module, versions) = match step.store.shards() {
+            Some(memory) => (module, updated.into_sharded(step, memory)?),
+            None => self.gather_updated::<B, M>(step, module, updated)?,
         };
         let at = format!("after {}", step.at);
         let prepared = Prepared {
@@ -235,6 +175,69 @@ impl Sharding {
         // A budget would evict state, and shards of state have other sizes on each rank.
         burn_checkpoint::end_step();
         Ok(module)
+    }
+
+    /// The module with new leaves of the updated parameters, whose shards are gathered from all
+    /// ranks, and its versions.
+    ///
+    /// # Errors
+    ///
+    /// Those of the group.
+    fn gather_updated<B, M>(
+        &self,
+        step: &ModelStep<B::Device>,
+        module: Box<M>,
+        updated: UpdatedShards<B::InnerBackend>,
+    ) -> Result<(Box<M>, Versions), ZeroError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let (layout, makers) = (step.layout(), updated.makers());
+        let UpdatedShards {
+            mut shards,
+            has_gradient,
+            mut versions,
+        } = updated;
+        for parameter in (0..has_gradient.len()).filter(|parameter| has_gradient[*parameter]) {
+            versions[parameter] = Arc::new(ParameterVersion::in_leaf(makers[parameter]));
+        }
+        if layout.holds_all() {
+            let memory = self.settings.parameters;
+            let module = step.store.replace::<B, M>(module, memory, |parameter| {
+                let shape = layout.parameters()[parameter].shape.clone();
+                Some(shards.remove(&parameter)?.reshaped(Shape::from(shape)))
+            });
+            return Ok((module, versions));
+        }
+        let shards = read_shards(layout, shards)?;
+        let gather = Gather::new(&step.reducer, step.at.clone(), shards, has_gradient);
+        let module = self.replace_by_gathered::<B, M>(module, &step.store, gather)?;
+        Ok((module, versions))
+    }
+
+    /// The module with the parameters that a gather brings, as new leaves.
+    ///
+    /// # Errors
+    ///
+    /// Those of the group.
+    pub(super) fn replace_by_gathered<B, M>(
+        &self,
+        module: Box<M>,
+        store: &ParameterStore,
+        mut gather: Gather<'_>,
+    ) -> Result<Box<M>, ZeroError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let mut failed = None;
+        let module = store.replace::<B, M>(module, self.settings.parameters, |parameter| {
+            let taken = failed.is_none().then(|| gather.take(parameter))?;
+            let taken = taken.map_err(|error| failed = Some(error));
+            taken.ok().flatten().map(NewValue::Host)
+        });
+        failed.map_or(Ok(module), Err)
     }
 
     /// [`RankReduction::global_norm`](super::RankReduction::global_norm).
@@ -260,30 +263,6 @@ impl Sharding {
         let shards = reduced.into_shards(step.layout())?;
         shards.norm(step.layout(), step.reducer.group())
     }
-
-    /// The module with the new values of parameters that `take` returns, as new leaves.
-    #[expect(clippy::boxed_local, reason = "a model is large by value")]
-    pub(super) fn replace<B, M>(
-        &self,
-        module: Box<M>,
-        parameters: &Parameters,
-        mut take: impl FnMut(usize) -> Option<NewValue<B::InnerBackend>>,
-    ) -> Box<M>
-    where
-        B: AutodiffBackend,
-        M: AutodiffModule<B>,
-    {
-        let to_host = self.settings.parameters == Memory::Host;
-        let module = parameters.map::<B, M>(*module, |index, old| {
-            let Some(value) = take(index) else {
-                return old;
-            };
-            let place = LeafPlace::<B>::of(&old);
-            let place = if to_host { place.on_host() } else { place };
-            place.leaf(value)
-        });
-        Box::new(module)
-    }
 }
 
 /// This rank's updated shards, all of them in host memory, in the types of the parameters.
@@ -295,8 +274,8 @@ fn in_host_memory<I: Backend>(
     layout: &Layout,
     shards: HashMap<usize, NewValue<I>>,
 ) -> Result<HashMap<usize, NewValue<I>>, ZeroError> {
-    let read = read_shards(layout, shards)?.into_iter();
-    let read = read.map(|(parameter, elements)| {
+    let shards = read_shards(layout, shards)?.into_iter();
+    let read = shards.map(|(parameter, elements)| {
         let shape = [elements.len()];
         let data = TensorData::new(elements, shape);
         let data = data.convert_dtype(layout.parameters()[parameter].dtype);
@@ -348,8 +327,9 @@ pub(super) fn read_shards<I: Backend>(
     let underway = HostRead::start_together::<I>(tensors);
     for (parameter, shard) in of_tensors.into_iter().zip(underway) {
         let path = &layout.parameters()[parameter].path;
-        let data = shard.wait();
-        let data = data.map_err(|error| not_read("the new value", path, &error))?;
+        let data = shard
+            .wait()
+            .map_err(|error| not_read("the new value", path, &error))?;
         read.insert(parameter, floats(data));
     }
     Ok(read)
@@ -365,8 +345,8 @@ fn due(nodes: &[Option<u64>], reduced: Option<HashSet<u64>>) -> Vec<usize> {
     (0..nodes.len()).filter(is_due).collect()
 }
 
-/// A gradient on its way through a step, by parameter; `None` where there is none. Its type says how
-/// far it is: [`LocalGradients`], [`ReducedGradients`], [`ShardGradients`].
+/// A gradient on its way through a step, by parameter; `None` where there is none. Its type says
+/// how far it is: [`LocalGradients`], [`ReducedGradients`], [`ShardGradients`].
 type Gradients<I> = Vec<Option<FloatTensor<I>>>;
 
 /// Gradients as backward has left them on this rank.
@@ -397,8 +377,8 @@ struct UpdatedShards<I: Backend> {
     /// By parameter: those that were updated.
     shards: HashMap<usize, NewValue<I>>,
     has_gradient: Vec<bool>,
-    /// By parameter: what the update started from.
-    versions: Vec<Arc<ParameterVersion>>,
+    /// What the update started from.
+    versions: Versions,
 }
 
 impl<I: Backend> UpdatedShards<I> {
@@ -412,6 +392,38 @@ impl<I: Backend> UpdatedShards<I> {
         makers.collect()
     }
 }
+
+impl<I: Backend> UpdatedShards<I> {
+    /// The versions of a sharded model, with new ones of the updated shards in this memory.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::Read`].
+    fn into_sharded(
+        self,
+        step: &ModelStep<I::Device>,
+        memory: Memory,
+    ) -> Result<Versions, ZeroError> {
+        let (layout, makers) = (step.layout(), self.makers());
+        let Self {
+            shards,
+            mut versions,
+            ..
+        } = self;
+        let shards = match memory {
+            Memory::Host => in_host_memory(layout, shards)?,
+            Memory::Device => in_type_of_parameters(layout, shards),
+        };
+        for (parameter, new) in shards {
+            let new = Shard::new::<I>(new, memory, &step.device);
+            versions[parameter] = Arc::new(ParameterVersion::sharded(new, makers[parameter]));
+        }
+        Ok(versions)
+    }
+}
+
+/// By parameter.
+type Versions = Vec<Arc<ParameterVersion>>;
 
 /// A step of a model: what its reduction, its update and its publication need to know.
 struct ModelStep<D> {
@@ -427,6 +439,41 @@ struct ModelStep<D> {
 impl<D> ModelStep<D> {
     fn layout(&self) -> &Layout {
         self.reducer.layout()
+    }
+
+    /// This rank's shards of the parameters, in the shapes for the optimizer, by position.
+    fn own_shards<B, M>(
+        &self,
+        module: &M,
+        versions: &[Arc<ParameterVersion>],
+    ) -> Vec<(usize, FloatTensor<B>)>
+    where
+        B: AutodiffBackend<Device = D>,
+        M: AutodiffModule<B>,
+    {
+        let layout = self.layout();
+        let held = (0..self.parameters.list.len()).filter(|it| layout.held(*it) > 0);
+        let Some(memory) = self.store.shards() else {
+            let mut leaves = self.store.leaves::<B, M>(module);
+            let own = held.filter_map(|parameter| {
+                let value = B::inner(leaves.remove(&parameter)?);
+                let own = cut_one::<B::InnerBackend>(layout, parameter, value);
+                Some((parameter, B::from_inner(own)))
+            });
+            return own.collect();
+        };
+        let memory = match memory {
+            Memory::Host => LeafMemory::alone_on_host(),
+            Memory::Device => LeafMemory::Device,
+        };
+        let own = held.map(|parameter| {
+            let own = versions[parameter].shard();
+            let own = own.expect("the trained parameters of a sharded model are sharded");
+            let shape = Shape::from(layout.shard_shape(parameter));
+            let own = own.value::<B::InnerBackend>().reshaped(shape);
+            (parameter, own.into_tensor::<B>(&memory, &self.device))
+        });
+        own.collect()
     }
 
     /// Takes the gradients of this rank out.
@@ -489,13 +536,13 @@ fn reduce<I: Backend>(
         .filter(|(reduced, _)| reduced.as_ref().is_some_and(|it| !it.is_finite))
         .map(|(_, known)| known.path.clone())
         .collect();
-    let reduced = reduced.into_iter().zip(own).map(|(reduced, own)| {
+    let gradients = reduced.into_iter().zip(own).map(|(reduced, own)| {
         let Some(reduced) = reduced else { return own };
         Some(gradient::load(|| {
             reducer.placed::<I>(reduced.data, &step.device)
         }))
     });
-    let by_parameter = reduced.collect();
+    let by_parameter = gradients.collect();
     Ok((ReducedGradients { by_parameter }, overflowed))
 }
 
@@ -555,8 +602,7 @@ impl<I: Backend> ShardGradients<I> {
         let mut gradients = GradientsParams::new();
         for (parameter, gradient) in self.held {
             // `GradientsParams` does not store the number of dimensions.
-            let gradient = TensorPrimitive::Float(gradient);
-            let gradient = Tensor::<I, 1>::from_primitive(gradient);
+            let gradient = Tensor::<I, 1>::from_primitive(TensorPrimitive::Float(gradient));
             gradients.register(shard_id(parameter), gradient);
         }
         gradients
@@ -573,8 +619,9 @@ fn check<I: Backend>(
     expected: usize,
 ) -> Result<(), ShardingFault> {
     let known = &layout.parameters()[parameter];
-    let elements = gradient.as_ref().map(|it| it.shape().num_elements());
-    let elements = elements.unwrap_or(expected);
+    let elements = gradient
+        .as_ref()
+        .map_or(expected, |it| it.shape().num_elements());
     if elements == expected || known.elements() == 0 {
         return Ok(());
     }
@@ -587,9 +634,10 @@ fn check<I: Backend>(
 
 /// This rank's shard of a parameter.
 fn cut_one<I: Backend>(layout: &Layout, parameter: usize, value: FloatTensor<I>) -> FloatTensor<I> {
-    let shard = match layout.holds_all() {
-        true => value,
-        false => pick::<I>(value, layout.shard(parameter)),
+    let shard = if layout.holds_all() {
+        value
+    } else {
+        pick::<I>(value, layout.shard(parameter))
     };
     I::float_reshape(shard, Shape::from(layout.shard_shape(parameter)))
 }
