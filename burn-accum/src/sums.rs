@@ -27,6 +27,8 @@ pub(crate) type Sums<I> = HashMap<ParamId, TensorPrimitive<I>>;
 #[derive(Clone)]
 pub(crate) struct Window<I: Backend> {
     sums: Sums<I>,
+    /// The order of the parameters in the module.
+    places: HashMap<ParamId, usize>,
     unread: Vec<Unread<I>>,
     /// The parameters with a sum before the first unread micro-step.
     certain: HashSet<ParamId>,
@@ -52,6 +54,7 @@ impl<I: Backend> From<Sums<I>> for Window<I> {
     fn from(sums: Sums<I>) -> Self {
         Self {
             certain: HashSet::new(),
+            places: HashMap::new(),
             unread: Vec::new(),
             sums,
         }
@@ -76,6 +79,7 @@ impl<I: Backend> Window<I> {
             arrived,
             verdict: verdict.as_deref(),
             sums: &mut self.sums,
+            places: &mut self.places,
         });
     }
 
@@ -93,8 +97,11 @@ impl<I: Backend> Window<I> {
         let counts = unread.iter().flat_map(|unread| unread.counts.clone());
         let mut numbers: Vec<_> = counts.collect();
         if probe_sums {
-            let sums = self.sums.values().cloned();
-            numbers.extend(sums.map(|sum| {
+            let mut sums: Vec<_> = self.sums.iter().collect();
+            // Each run has the same operations in the same order.
+            sums.sort_by_key(|(id, _)| self.places.get(id));
+            numbers.extend(sums.into_iter().map(|(_, sum)| {
+                let sum = sum.clone();
                 let sum = TensorPrimitive::Float(I::float_sum(sum.tensor()));
                 Tensor::<I, 1>::from_primitive(sum)
             }));
@@ -184,6 +191,7 @@ struct Adder<'a, I: Backend> {
     arrived: Arrived,
     verdict: Option<&'a Verdict<I>>,
     sums: &'a mut Sums<I>,
+    places: &'a mut HashMap<ParamId, usize>,
 }
 
 impl<B: AutodiffBackend> ModuleVisitor<B> for Adder<'_, B::InnerBackend> {
@@ -202,6 +210,8 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Adder<'_, B::InnerBackend> {
             .arrived
             .add_to::<B::InnerBackend, D>(param.id, sum, non_finite);
         if let Some(sum) = sum {
+            let place = self.places.len();
+            self.places.entry(param.id).or_insert(place);
             self.sums.insert(param.id, sum.into_primitive());
         }
     }

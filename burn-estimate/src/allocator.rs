@@ -37,15 +37,27 @@ impl Classes<'_> {
         let mut spans: Vec<_> = spans.filter(|(_, bytes)| *bytes > 0).collect();
         // Sorted, so that each run is the same: storages come in the order of a hash map.
         spans.sort_unstable_by_key(|(during, bytes)| (during.start, during.end, *bytes));
-        let mut changes = Vec::new();
-        for (span, (during, _)) in spans.iter().enumerate() {
-            changes.extend((during.start > recording.start).then_some((during.start, true, span)));
-            changes.extend((during.end < u64::MAX).then_some((during.end, false, span)));
-        }
+        let starts = spans.iter().enumerate().filter_map(|(span, (during, _))| {
+            (during.start > recording.start).then_some((during.start, span))
+        });
+        let ends = spans.iter().enumerate();
+        let ends = ends.filter_map(|(span, (during, _))| {
+            (during.end < u64::MAX).then_some((during.end, span))
+        });
+        let mut ends: Vec<_> = ends.collect();
+        ends.sort_unstable();
         // At the same time, blocks are freed before others are allocated.
-        changes.sort_unstable();
+        let mut ends = ends.into_iter().peekable();
+        let mut changes = Vec::with_capacity(2 * spans.len());
+        for (start, span) in starts {
+            while let Some((end, freed)) = ends.next_if(|(end, _)| *end <= start) {
+                changes.push((end, false, freed));
+            }
+            changes.push((start, true, span));
+        }
+        changes.extend(ends.map(|(end, freed)| (end, false, freed)));
 
-        let mut blocks: BTreeMap<usize, A::Block> = BTreeMap::new();
+        let mut blocks: Vec<Option<A::Block>> = vec![None; spans.len()];
         // Blocks that are alive when a step ends are alive when the next one begins.
         let mut alive: BTreeMap<u64, Vec<A::Block>> = BTreeMap::new();
         const STEPS: usize = 3;
@@ -55,7 +67,7 @@ impl Classes<'_> {
                 if during.start <= recording.start {
                     let known = alive.get_mut(bytes).and_then(Vec::pop);
                     let block = known.map_or_else(|| allocator.allocate(*bytes), Some)?;
-                    blocks.insert(span, block);
+                    blocks[span] = Some(block);
                 }
             }
             for block in std::mem::take(&mut alive).into_values().flatten() {
@@ -64,13 +76,15 @@ impl Classes<'_> {
             for &(at, is_new, span) in &changes {
                 allocator.now(at);
                 if is_new {
-                    blocks.insert(span, allocator.allocate(spans[span].1)?);
-                } else if let Some(block) = blocks.remove(&span) {
+                    blocks[span] = Some(allocator.allocate(spans[span].1)?);
+                } else if let Some(block) = blocks[span].take() {
                     allocator.free(block);
                 }
             }
-            for (span, block) in std::mem::take(&mut blocks) {
-                alive.entry(spans[span].1).or_default().push(block);
+            for ((_, bytes), block) in spans.iter().zip(&mut blocks) {
+                if let Some(block) = block.take() {
+                    alive.entry(*bytes).or_default().push(block);
+                }
             }
         }
         Some(())

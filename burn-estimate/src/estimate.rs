@@ -210,7 +210,7 @@ fn trained_bytes<B: Backend, M: Module<B>>(model: &M) -> Option<u64> {
 }
 
 impl Estimate {
-    fn of(recording: Arc<Recording>, shares: Shares) -> Self {
+    pub(crate) fn of(recording: Arc<Recording>, shares: Shares) -> Self {
         let classes = Classes::new(&recording);
         let weighed = Weighed::new(&classes, &shares);
         let at = weighed.peak_at;

@@ -54,6 +54,8 @@ pub(crate) struct Storage {
     pub born: u64,
     /// When an operation of the phase in which it was allocated last began to use it.
     pub last_used: u64,
+    /// When an operation of any phase last began to use it.
+    pub last_touched: u64,
     /// `u64::MAX` while it is alive.
     pub died: u64,
 }
@@ -460,6 +462,7 @@ impl Ledger {
             let view = self.tensors.get(&input.id);
             if let Some(storage) = view.and_then(|view| self.storages.get_mut(&view.storage)) {
                 storage.next = self.upcoming.clone();
+                storage.last_touched = self.clock;
                 if storage.born >= self.phase_began {
                     storage.last_used = self.clock;
                 }
@@ -583,6 +586,7 @@ impl Ledger {
             is_mask: dtype.is_bool() || row.name.ends_with("_random"),
             born: self.clock,
             last_used: self.clock,
+            last_touched: self.clock,
             died: u64::MAX,
         }
     }

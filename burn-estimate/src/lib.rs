@@ -56,6 +56,7 @@ mod ledger;
 mod measure;
 mod plan;
 mod pools;
+mod repeat;
 mod rules;
 mod shares;
 #[cfg(feature = "fusion")]

@@ -111,8 +111,22 @@ struct Pool {
     page_bytes: u64,
     /// Bytes of its largest slice.
     slice_bytes: u64,
-    /// The pages, each with its parts in order.
-    pages: Vec<Vec<Part>>,
+    pages: Vec<Page>,
+}
+
+/// A page.
+struct Page {
+    /// In order.
+    parts: Vec<Part>,
+    /// Bytes of its largest free part.
+    room_bytes: u64,
+}
+
+impl Page {
+    fn update_room(&mut self) {
+        let free = self.parts.iter().filter(|part| part.is_free);
+        self.room_bytes = free.map(|part| part.bytes).max().unwrap_or(0);
+    }
 }
 
 impl Pool {
@@ -160,18 +174,23 @@ impl Allocator for Reserved {
             page_bytes, pages, ..
         } = &mut self.pools[pool];
         let bytes = bytes.next_multiple_of(self.alignment);
-        let room = |part: &Part| part.is_free && part.bytes >= bytes;
-        let mut fitting = pages.iter().enumerate();
-        let found = fitting.find_map(|(page, parts)| Some((page, parts.iter().position(room)?)));
-        let (page, part) = found.unwrap_or_else(|| {
-            pages.push(vec![Part {
+        let has_room = |page: &Page| page.room_bytes >= bytes;
+        let page = pages.iter().position(has_room).unwrap_or_else(|| {
+            let whole = Part {
                 start: 0,
                 bytes: *page_bytes,
                 is_free: true,
-            }]);
-            (pages.len() - 1, 0)
+            };
+            pages.push(Page {
+                parts: vec![whole],
+                room_bytes: *page_bytes,
+            });
+            pages.len() - 1
         });
-        let parts = &mut pages[page];
+        let found = &mut pages[page];
+        let parts = &mut found.parts;
+        let fits = |part: &Part| part.is_free && part.bytes >= bytes;
+        let part = parts.iter().position(fits)?;
         let Part {
             start, bytes: all, ..
         } = parts[part];
@@ -188,16 +207,20 @@ impl Allocator for Reserved {
             };
             parts.insert(part + 1, rest);
         }
+        if all == found.room_bytes {
+            found.update_room();
+        }
         Some(Slice { pool, page, start })
     }
 
     /// Frees a slice, and joins it with free neighbours.
     fn free(&mut self, Slice { pool, page, start }: Slice) {
-        let parts = &mut self.pools[pool].pages[page];
+        let Page { parts, room_bytes } = &mut self.pools[pool].pages[page];
         let Ok(freed) = parts.binary_search_by_key(&start, |part| part.start) else {
             return;
         };
         parts[freed].is_free = true;
+        *room_bytes = parts[freed].bytes.max(*room_bytes);
         for before in [Some(freed), freed.checked_sub(1)].into_iter().flatten() {
             if let Some(next) = parts.get(before + 1).copied()
                 && next.is_free
@@ -205,6 +228,7 @@ impl Allocator for Reserved {
             {
                 parts[before].bytes += next.bytes;
                 parts.remove(before + 1);
+                *room_bytes = parts[before].bytes.max(*room_bytes);
             }
         }
     }

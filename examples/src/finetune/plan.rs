@@ -45,12 +45,56 @@ impl<'a> Updates<'a> {
         Ok(self.tuning.tuned(model)?.trained_parameters())
     }
 
-    /// What an update takes, with its whole stack.
+    /// What an update takes, with its whole stack. Of a deep model blocks are run that are enough to
+    /// tell what all of them take.
     ///
     /// # Errors
     ///
     /// What the training would refuse too.
     pub fn estimate(&self, setting: &Setting) -> Result<Estimate, TrainingError> {
+        match self.of_few_blocks(setting)? {
+            Some(estimate) => Ok(estimate),
+            None => self.run(setting),
+        }
+    }
+
+    /// The update by those of two models with few blocks. `None` if the model itself has few, if
+    /// its blocks are not alike, or under a budget, which evicts by the bytes of all blocks.
+    ///
+    /// # Errors
+    ///
+    /// What the training would refuse too.
+    pub fn of_few_blocks(&self, setting: &Setting) -> Result<Option<Estimate>, TrainingError> {
+        const FEW: usize = 7;
+        if self.config.layers <= 2 * FEW || setting.checkpoint.budget().is_some() {
+            return Ok(None);
+        }
+        let more = self.config.layers - FEW;
+        let [fewer, few] = [FEW - 1, FEW].map(|layers| LlmConfig {
+            layers,
+            ..self.config.clone()
+        });
+        let of = |config| Updates {
+            config,
+            ..self.clone()
+        };
+        let (fewer, few) = (of(&fewer), of(&few));
+        let trained = few.trained_parameters()?;
+        let of_a_block = trained - fewer.trained_parameters()?;
+        // What is trained may be chosen by the number of a block.
+        if self.trained_parameters()? != trained + more * of_a_block {
+            return Ok(None);
+        }
+        let (fewer, few) = (fewer.run(setting)?, few.run(setting)?);
+        Ok(few.with_more_blocks(&fewer, more))
+    }
+
+    /// Runs the update of the whole model.
+    ///
+    /// # Errors
+    ///
+    /// What the training would refuse too.
+    pub fn run(&self, setting: &Setting) -> Result<Estimate, TrainingError> {
         type B = Training<Meta>;
         let device = self.meta;
         let model = || {
@@ -165,4 +209,90 @@ fn fastest(
         best.time.as_secs_f64()
     );
     Ok(best.setting)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use burn_estimate::CubePools;
+    use clap::Parser;
+
+    use super::*;
+    use crate::training::options::MemoryOptions;
+    use crate::training::precision::Amp;
+
+    #[derive(Parser)]
+    struct Asked {
+        #[command(flatten)]
+        tuning: TuningOptions,
+        #[command(flatten)]
+        memory: MemoryOptions,
+    }
+
+    /// Every run of a plan, for full training and for adapters, of a model with 20 blocks.
+    #[test]
+    fn an_update_of_few_blocks_tells_what_that_of_the_whole_model_takes() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/llm/qwen3/config.json");
+        let config = LlmConfig {
+            layers: 20,
+            ..LlmConfig::read_file(&file).unwrap()
+        };
+        let mut failed = Vec::new();
+        for (options, accum) in [
+            ("", 1),
+            ("--amp bf16", 2),
+            ("--lora-rank 2 --amp bf16 --frozen bf16", 1),
+            ("--lora-rank 2 --amp bf16 --frozen bf16", 2),
+        ] {
+            let arguments = ["plan"].into_iter().chain(options.split_whitespace());
+            let asked = Asked::parse_from(arguments);
+            let updates = Updates {
+                config: &config,
+                tuning: &asked.tuning.without_files(&config).unwrap(),
+                context: 16,
+                has_documents: true,
+                meta: MetaDevice::cuda(77),
+            };
+            let asked = Setting::new(1, accum, &asked.memory);
+            let settings = asked.others(&[asked.amp]).into_iter();
+            let settings = settings.filter(|setting| setting.batch == 1);
+            let mut runs: Vec<Setting> = Vec::new();
+            for setting in settings {
+                let run = setting.shares().map_or(setting, |_| setting.alone());
+                if !runs.contains(&run) {
+                    runs.push(run);
+                }
+            }
+            assert_eq!(runs.len(), if asked.amp == Amp::Off { 5 } else { 12 });
+            for setting in runs {
+                let Some(few) = updates.of_few_blocks(&setting).unwrap() else {
+                    failed.push(format!("{options}: {setting}: its blocks are not alike"));
+                    continue;
+                };
+                let whole = updates.run(&setting).unwrap();
+                let taken = |estimate: &Estimate| {
+                    [
+                        estimate.peak_bytes,
+                        estimate.start_bytes,
+                        estimate.reserved_bytes(&CubePools::cuda(1 << 30)).unwrap(),
+                        estimate.uploaded_bytes,
+                        estimate.downloaded_bytes,
+                        estimate.host_bytes,
+                        estimate.operations,
+                        estimate.replayed_operations,
+                        estimate.time(&DeviceProfile::RTX_4090).as_nanos() as u64,
+                    ]
+                };
+                let (few, whole) = (taken(&few), taken(&whole));
+                println!("{options}: {setting}: {few:?}, {whole:?} of a run");
+                let is_near =
+                    |(few, whole): (&u64, &u64)| few.abs_diff(*whole) <= whole / 100 + 1024;
+                if !few.iter().zip(&whole).all(is_near) {
+                    failed.push(format!("{options}: {setting}: {few:?}, {whole:?} of a run"));
+                }
+            }
+        }
+        assert!(failed.is_empty(), "{}", failed.join("\n"));
+    }
 }

@@ -1,0 +1,173 @@
+//! Which block of the model runs at a time.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+use crate::ledger::Recording;
+
+use super::events::{Events, Repeat};
+
+/// The order in which a pass goes through the blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    Ascending,
+    Descending,
+}
+
+/// A pass through the blocks: forward, backward, a norm of all gradients, the optimizer.
+#[derive(Clone, Debug)]
+pub(super) struct Pass {
+    /// When it begins.
+    pub start: u64,
+    /// The time that each block takes.
+    pub length: u64,
+    /// Blocks that are alike.
+    pub count: u64,
+    pub order: Order,
+    /// The block that it begins with.
+    pub first: i64,
+}
+
+/// A time in a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub pass: usize,
+    pub block: i64,
+    /// Since the pass has begun with the block.
+    pub offset: u64,
+}
+
+impl Pass {
+    /// The blocks that are alike.
+    pub fn blocks(&self) -> RangeInclusive<i64> {
+        let last = self.block(self.count - 1);
+        self.first.min(last)..=self.first.max(last)
+    }
+
+    /// When it begins with a block that is one of them.
+    pub fn begins(&self, block: i64) -> u64 {
+        let nth = match self.order {
+            Order::Ascending => block - self.first,
+            Order::Descending => self.first - block,
+        };
+        self.start + nth as u64 * self.length
+    }
+
+    fn block(&self, nth: u64) -> i64 {
+        match self.order {
+            Order::Ascending => self.first + nth as i64,
+            Order::Descending => self.first - nth as i64,
+        }
+    }
+}
+
+/// The passes of a step, in their order.
+pub(super) struct Passes(pub Vec<Pass>);
+
+/// A storage that is allocated in one pass, and freed in another one.
+struct Link {
+    allocated: (usize, u64),
+    freed: (usize, u64),
+}
+
+impl Passes {
+    /// The passes of repeats, with their blocks numbered so that a storage is freed in the block
+    /// in which it was allocated, as most are. `None` without any.
+    pub fn new(recording: &Recording, events: &Events, repeats: &[Repeat]) -> Option<Self> {
+        let pass = |repeat: &Repeat| {
+            let (start, length) = events.times(repeat);
+            Pass {
+                start,
+                length,
+                count: repeat.count as u64,
+                order: Order::Ascending,
+                first: 0,
+            }
+        };
+        let mut passes = Self(repeats.iter().map(pass).collect());
+        let links: Vec<_> = recording
+            .storages
+            .iter()
+            .filter_map(|storage| {
+                let allocated = passes.nth(storage.born)?;
+                let freed = passes.nth(storage.died)?;
+                (allocated.0 != freed.0).then_some(Link { allocated, freed })
+            })
+            .collect();
+        let count = passes.0.len();
+        // The passes without numbers.
+        let mut unknown: Vec<_> = (0..count).rev().collect();
+        while let Some(next) = unknown.pop() {
+            // No storage links it to those before, but for the first one.
+            let mut known = vec![next];
+            while let Some(from) = known.pop() {
+                unknown.retain(|&to| match passes.order_after(from, to, &links) {
+                    Some((order, first)) => {
+                        (passes.0[to].order, passes.0[to].first) = (order, first);
+                        known.push(to);
+                        false
+                    }
+                    None => true,
+                });
+            }
+        }
+        (count > 0).then_some(passes)
+    }
+
+    /// The order of pass `to` and its first block, by the storages that link it to pass `from`.
+    fn order_after(&self, from: usize, to: usize, links: &[Link]) -> Option<(Order, i64)> {
+        let mut found: BTreeMap<(bool, i64), usize> = BTreeMap::new();
+        for link in links {
+            let (one, other) = if (link.allocated.0, link.freed.0) == (from, to) {
+                (link.allocated.1, link.freed.1)
+            } else if (link.allocated.0, link.freed.0) == (to, from) {
+                (link.freed.1, link.allocated.1)
+            } else {
+                continue;
+            };
+            let (block, nth) = (self.0[from].block(one), other as i64);
+            *found.entry((true, block - nth)).or_default() += 1;
+            *found.entry((false, block + nth)).or_default() += 1;
+        }
+        let ((is_ascending, first), _) = found.into_iter().max_by_key(|(_, times)| *times)?;
+        let order = if is_ascending {
+            Order::Ascending
+        } else {
+            Order::Descending
+        };
+        Some((order, first))
+    }
+
+    /// The pass at a time, and how many blocks it has gone through.
+    fn nth(&self, at: u64) -> Option<(usize, u64)> {
+        let pass = self.0.partition_point(|pass| pass.start <= at);
+        let pass = pass.checked_sub(1)?;
+        let Pass {
+            start,
+            length,
+            count,
+            ..
+        } = self.0[pass];
+        let nth = (at - start) / length;
+        (nth < count).then_some((pass, nth))
+    }
+
+    /// Where a time is, if it is in a pass.
+    pub fn place(&self, at: u64) -> Option<Place> {
+        let (pass, nth) = self.nth(at)?;
+        let Pass { start, length, .. } = self.0[pass];
+        Some(Place {
+            pass,
+            block: self.0[pass].block(nth),
+            offset: at - start - nth * length,
+        })
+    }
+
+    /// The block in the middle of those that are alike in all passes, if there are three.
+    pub fn middle(&self) -> Option<i64> {
+        let blocks = || self.0.iter().map(Pass::blocks);
+        let first = blocks().map(|blocks| *blocks.start()).max()?;
+        let last = blocks().map(|blocks| *blocks.end()).min()?;
+        (last >= first + 2).then_some((first + last) / 2)
+    }
+}
