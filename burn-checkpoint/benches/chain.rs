@@ -24,7 +24,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Distribution, Tensor};
 use burn_backend::BackendTypes;
 use burn_checkpoint::{
-    InstalledBudget, MemoryBudget, Policy, Remat, RematStats, checkpoint, checkpoint_with,
+    InstalledBudget, MemoryBudget, Policy, Remat, RematStats, apart, checkpoint, checkpoint_with,
 };
 use burn_flex::Flex;
 use peak_alloc::PeakAlloc;
@@ -98,8 +98,10 @@ impl Setting {
         }
     }
 
-    /// Takes a step whenever asked, on this thread: budgets and counters are a thread's.
+    /// Takes a step whenever asked, on this thread: counters are a thread's, and its budget is apart
+    /// from those of the other settings.
     fn serve(self, asked: &Receiver<()>, done: &Sender<Step>) {
+        let _apart = apart();
         let budget = match self {
             Self::Budget(percent) => {
                 let budget = MemoryBudget::fraction(f64::from(percent) / 100.0);

@@ -91,7 +91,8 @@ mod record;
 mod scope;
 
 pub use budget::MemoryBudget;
-pub use budget::install::{InstalledBudget, ProcessBudget, end_step};
+pub use budget::in_force::{Apart, apart};
+pub use budget::install::{InstalledBudget, end_step};
 pub use burn_decorator::module::independent;
 pub use burn_decorator::profile::{DeviceProfile, LinkProfile, LinkedMemory};
 pub use decorator::Remat;

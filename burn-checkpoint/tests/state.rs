@@ -16,7 +16,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Distribution, Tensor};
 use burn::train::metric::{Metric, MetricMetadata};
 use burn_checkpoint::{
-    HoldersMetric, MemoryBudget, Policy, Recorder, Remat, RematStats, SavePolicy, Work,
+    HoldersMetric, MemoryBudget, Policy, Recorder, Remat, RematStats, SavePolicy, Work, apart,
     checkpoint_with, end_step, recorder, unrecorded,
 };
 use burn_flex::Flex;
@@ -219,36 +219,58 @@ fn on_a_thread<R: Send>(run: impl FnOnce() -> R + Send) -> R {
 }
 
 #[test]
-fn a_budget_of_the_process_is_that_of_each_thread_without_one() {
+fn a_budget_is_in_force_on_every_thread_and_each_accounts_for_itself() {
     let _alone = alone();
     let two = MemoryBudget::bytes(2 * 256);
     let many = MemoryBudget::bytes(100 * 256);
-    let own = || {
-        let _budget = two.install();
-        evicted()
-    };
-    let alone = own();
-    assert!(alone > 0);
     assert_eq!(evicted(), 0);
-
-    let process = two.install_for_process();
-    // Threads that there were, and new ones, each by itself.
-    assert_eq!((evicted(), on_a_thread(evicted)), (alone, alone));
-    let _own = many.install();
-    assert_eq!((evicted(), on_a_thread(evicted)), (0, alone));
-    // Another one in its place.
-    let larger = many.install_for_process();
-    assert_eq!(on_a_thread(evicted), 0);
-    drop(larger);
+    let budget = two.install();
+    let alone = evicted();
+    assert!(alone > 0);
     assert_eq!(on_a_thread(evicted), alone);
+
+    // A thread that is apart, with a budget of its own and without one.
+    let beside = apart();
+    assert_eq!((evicted(), on_a_thread(evicted)), (0, alone));
+    let own = two.install();
+    assert_eq!(evicted(), alone);
+    let larger = many.install();
+    assert_eq!((evicted(), on_a_thread(evicted)), (0, alone));
+    drop((own, larger, beside));
+    assert_eq!(evicted(), alone);
+
+    // Another one in its place.
+    let larger = many.install();
+    assert_eq!((evicted(), on_a_thread(evicted)), (0, 0));
+    drop(larger);
+    assert_eq!((evicted(), on_a_thread(evicted)), (alone, alone));
     let ended = on_a_thread(|| {
         let before = evicted();
         end_step();
-        drop(process);
+        drop(budget);
         (before, evicted())
     });
     assert_eq!(ended, (alone, 0));
-    assert_eq!(on_a_thread(own), alone);
+    assert_eq!((evicted(), on_a_thread(evicted)), (0, 0));
+}
+
+#[test]
+fn a_guard_shows_the_accounts_of_all_threads() {
+    let _alone = alone();
+    let make = || Tensor::<Remat<Flex>, 1>::ones([64], &Default::default());
+    let budget = MemoryBudget::bytes(8 * 256).install();
+    let x = make();
+    let held = on_a_thread(|| {
+        let three = [(); 3].map(|()| make());
+        let now = (budget.live_bytes(), budget.limit_bytes());
+        drop(three);
+        now
+    });
+    assert_eq!(held, (4 * 256, vec![Some(8 * 256); 2]));
+    // What the thread held at most is known after its end.
+    assert_eq!((budget.live_bytes(), budget.peak_bytes()), (256, 3 * 256));
+    assert_eq!(budget.limit_bytes(), [Some(8 * 256)]);
+    drop(x);
 }
 
 #[test]

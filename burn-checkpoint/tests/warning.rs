@@ -1,5 +1,7 @@
 //! What is said in the log. A process of its own, for the logger is the process's.
 
+mod apart;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, Once};
 use std::thread::{self, ThreadId};
@@ -14,6 +16,8 @@ use burn_checkpoint::{
 };
 use burn_flex::Flex;
 use log::{Level, LevelFilter, Log, Metadata, Record};
+
+use apart::InstallApart;
 
 type Managed = Remat<Flex>;
 type B = Autodiff<Managed>;
@@ -87,7 +91,7 @@ fn no_remat_in_the_stack_is_said_once() {
     scope::<Managed>(Policy::Recompute);
     scope::<B>(Policy::Offload);
     checkpoint(|| checkpoint(|| scope::<B>(Policy::KeepCompute)));
-    let budget = MemoryBudget::bytes(1 << 20).install();
+    let budget = MemoryBudget::bytes(1 << 20).install_apart();
     scope::<B>(Policy::Recompute);
     drop(budget);
     checkpoint(|| 1.0f32);
@@ -118,7 +122,7 @@ fn no_remat_in_the_stack_is_said_once() {
 fn what_holds_the_memory_is_said_where_nothing_is_left_to_evict() {
     const GREEDY: &OpInfo = &OpInfo::custom("greedy", Work::Math);
     listen();
-    let _budget = MemoryBudget::bytes(1 << 30).retrying().install();
+    let _budget = MemoryBudget::bytes(1 << 30).retrying().install_apart();
     let x = random::<Managed>(64);
     let y = x.clone().exp();
     let refused = catch_unwind(AssertUnwindSafe(|| {
@@ -173,13 +177,13 @@ const NEEDS_13_KIB: &str = "a step needs at least 13.0 KiB: gradients 0 B, rando
 fn what_does_not_fit_is_said_by_kind() {
     listen();
     let x = random::<Managed>(8);
-    let budget = kib(13).install();
+    let budget = kib(13).install_apart();
     let held = needs_13_kib(&x);
     assert_eq!(budget.peak_bytes(), 13 << 10);
     drop((held, budget));
     assert_eq!(said(), [""; 0]);
 
-    let budget = kib(12).install();
+    let budget = kib(12).install_apart();
     let held = needs_13_kib(&x);
     // At once.
     let expected =
@@ -207,7 +211,7 @@ fn what_does_not_fit_is_said_by_kind() {
 fn a_larger_need_is_said_in_the_end() {
     listen();
     let x = random::<Managed>(32);
-    let budget = kib(12).install();
+    let budget = kib(12).install_apart();
     let held = needs_13_kib(&x);
     let large = x.clone().cos();
     assert_eq!(said().len(), 1);
@@ -224,7 +228,7 @@ fn a_larger_need_is_said_in_the_end() {
 fn a_strict_budget_refuses_again_and_again() {
     listen();
     let x = random::<Managed>(8);
-    let _budget = kib(12).strict().install();
+    let _budget = kib(12).strict().install_apart();
     for _ in 0..3 {
         let caught = catch_unwind(AssertUnwindSafe(|| needs_13_kib(&x)));
         let Err(message) = caught else {
@@ -278,7 +282,9 @@ fn kib_after(message: &str, words: &str) -> f64 {
 fn a_fraction_that_is_too_small_is_said_before_it_is_in_force() {
     listen();
     let weights = weights();
-    let budget = MemoryBudget::fraction(0.01).expect("a fraction").install();
+    let budget = MemoryBudget::fraction(0.01)
+        .expect("a fraction")
+        .install_apart();
     step(&weights);
     let evicted = RematStats::of_thread().evicted_operations;
     assert_eq!(said(), [""; 0]);
@@ -294,7 +300,7 @@ fn a_fraction_that_is_too_small_is_said_before_it_is_in_force() {
     drop(budget);
     said();
     // It was right: no less is reached with all that can be evicted.
-    let budget = kib(1).install();
+    let budget = kib(1).install_apart();
     step(&weights);
     let least = end(budget) as f64 / 1024.0;
     assert!(
@@ -304,14 +310,14 @@ fn a_fraction_that_is_too_small_is_said_before_it_is_in_force() {
     said();
     // And so many are enough: the loss and its mean beside.
     let budget = MemoryBudget::bytes((needed * 1024.0) as u64 + 64).strict();
-    let budget = budget.install();
+    let budget = budget.install_apart();
     for _ in 0..3 {
         step(&weights);
         budget.step();
     }
     drop(budget);
     let budget = MemoryBudget::bytes((needed * 1024.0) as u64 - 1024).strict();
-    let _budget = budget.install();
+    let _budget = budget.install_apart();
     assert!(catch_unwind(AssertUnwindSafe(|| step(&weights))).is_err());
     said();
 }
@@ -322,7 +328,7 @@ fn a_strict_fraction_that_is_too_small_is_refused() {
     let budget = MemoryBudget::fraction(0.01)
         .expect("a fraction")
         .strict()
-        .install();
+        .install_apart();
     step(&weights);
     let caught = catch_unwind(AssertUnwindSafe(|| budget.step()));
     let message = caught.expect_err("a panic").downcast::<String>();
@@ -346,13 +352,13 @@ fn thrashing_is_counted_when_the_step_is_over() {
     RematStats::reset_thread();
     let thrashing = || RematStats::of_thread().thrashing_steps;
 
-    let budget = kib(80).install();
+    let budget = kib(80).install_apart();
     read_backwards();
     drop(budget);
     assert_eq!((thrashing(), said()), (0, vec![]));
 
     // The last step, or the only one: said as soon as it is certain.
-    let budget = kib(3).install();
+    let budget = kib(3).install_apart();
     read_backwards();
     assert_eq!(thrashing(), 0);
     let once = said();
@@ -365,7 +371,7 @@ fn thrashing_is_counted_when_the_step_is_over() {
     assert!(once[0].contains("3.0 KiB"), "{once:?}");
 
     // Steps in a row, which are said once.
-    let budget = kib(3).install();
+    let budget = kib(3).install_apart();
     read_backwards();
     budget.step();
     assert_eq!(thrashing(), 2);
@@ -383,12 +389,12 @@ fn thrashing_is_counted_when_the_step_is_over() {
 fn nothing_is_counted_twice_after_an_inner_budget() {
     listen();
     RematStats::reset_thread();
-    let outer = kib(3).install();
+    let outer = kib(3).install_apart();
     read_backwards();
     outer.step();
     let before = RematStats::of_thread();
     assert_eq!(before.thrashing_steps, 1);
-    let inner = kib(80).install();
+    let inner = kib(80).install_apart();
     read_backwards();
     drop(inner);
     let x = random::<Managed>(1).sin();
@@ -397,29 +403,4 @@ fn nothing_is_counted_twice_after_an_inner_budget() {
     assert_eq!(after.replayed_operations, before.replayed_operations);
     drop((x, outer));
     said();
-}
-
-/// A budget of the main thread is absent on a rank that is a thread.
-#[test]
-fn a_thread_without_the_budget_of_another_one_is_told_once() {
-    listen();
-    let said = || take(|line| line.text.contains("without the memory budget"));
-    let train = || {
-        let rank = || step(&weights());
-        thread::scope(|threads| threads.spawn(rank).join().expect("no panic"));
-    };
-    let budget = kib(1 << 10).install();
-    step(&weights());
-    thread::spawn(|| drop(random::<Managed>(1).exp()))
-        .join()
-        .expect("no panic");
-    assert_eq!(said(), [""; 0], "it has one, and that one does not train");
-    train();
-    train();
-    let once = said();
-    assert!(
-        once.len() == 1 && once[0].contains("install_for_process"),
-        "{once:?}"
-    );
-    drop(budget);
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use burn::backend::Autodiff;
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
-use burn_checkpoint::{MemoryBudget, Remat, RematStats, checkpoint};
+use burn_checkpoint::{MemoryBudget, Remat, RematStats, apart, checkpoint};
 use burn_decorator::profile::{DeviceProfile, HostCosts};
 
 /// Operations of a chain.
@@ -33,6 +33,7 @@ const ROUNDS: usize = 5;
 /// }
 /// ```
 pub fn measure<B: Backend>(device: &B::Device, size: usize) -> DeviceProfile {
+    let _apart = apart();
     // Frees the largest block that glibc's heap keeps, so that what follows does not wait for
     // memory from the system.
     drop(Tensor::<B, 1>::ones([(31 << 20) / 4], device));

@@ -9,7 +9,7 @@ use burn::tensor::module::attention;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, DType, Tensor, TensorData, TensorPrimitive};
 use burn_amp::{Autocast, Bf16, F16, Off, Policy};
-use burn_checkpoint::{MemoryBudget, Remat, checkpoint};
+use burn_checkpoint::{MemoryBudget, Remat, apart, checkpoint};
 use burn_flex::Flex;
 use burn_fused::{FusedBackward, rms_norm, swiglu};
 
@@ -274,6 +274,7 @@ fn recomputed_are_bit_for_bit_those_that_are_kept() {
         for scope in [false, true] {
             let recomputed = operation.differentiate::<Recomputed>(DType::F32, [true; 3], scope);
             assert_eq!(kept, recomputed, "{operation:?} {scope}");
+            let _apart = apart();
             let _budget = MemoryBudget::bytes(1).install();
             let evicted = operation.differentiate::<Recomputed>(DType::F32, [true; 3], scope);
             assert_eq!(kept, evicted, "{operation:?} {scope}, a budget");

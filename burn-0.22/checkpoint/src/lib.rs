@@ -52,7 +52,8 @@ mod scope {
 }
 
 pub use budget::MemoryBudget;
-pub use budget::install::{InstalledBudget, ProcessBudget};
+pub use budget::in_force::{Apart, apart};
+pub use budget::install::InstalledBudget;
 pub use decorator::Remat;
 pub use error::RematError;
 pub use node::handle::{Handle, Managed};

@@ -90,7 +90,7 @@ pub fn evict(tensors: impl Outputs) {
     burn_checkpoint::evict(&Returned(tensors));
 }
 
-/// A limit in bytes for what this thread keeps for backward; what goes beyond is evicted and
+/// A limit in bytes for what each thread keeps for backward; what goes beyond is evicted and
 /// computed once more.
 #[derive(Clone, Debug)]
 pub struct MemoryBudget(burn_checkpoint::MemoryBudget);
@@ -110,7 +110,7 @@ impl MemoryBudget {
         Ok(Self(burn_checkpoint::MemoryBudget::fraction(fraction)?))
     }
 
-    /// Puts the budget in force on this thread until the guard is dropped.
+    /// Puts the budget in force on all threads until the guard is dropped.
     ///
     /// # Panics
     ///

@@ -58,6 +58,7 @@ fn every_way<P: Program>(on: On) {
     for percent in [80, 50] {
         let before = RematStats::of_thread().evicted_operations;
         let budget = MemoryBudget::fraction(f64::from(percent) / 100.0);
+        let _beside = burn_checkpoint::apart();
         let budget = budget.expect("a fraction").install();
         let found = train::<P>(on, &Plain);
         drop(budget);

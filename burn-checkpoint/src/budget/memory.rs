@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use burn_backend::DeviceId;
-use parking_lot::Mutex;
 
 use crate::budget::{Budget, MemoryBudget};
 use crate::host::prefetch::Prefetch;
@@ -57,25 +56,5 @@ impl MemoryStats {
         {
             budget.make_room(op, bytes);
         }
-    }
-}
-
-/// A budget in force on a thread, with the counters of each device.
-pub(crate) struct Installed {
-    pub settings: MemoryBudget,
-    pub devices: Mutex<Vec<Arc<MemoryStats>>>,
-}
-
-impl Installed {
-    pub fn new(settings: MemoryBudget) -> Arc<Self> {
-        Arc::new(Self {
-            settings,
-            devices: Mutex::default(),
-        })
-    }
-
-    pub fn budgets(&self) -> impl Iterator<Item = Arc<Budget>> {
-        let devices = self.devices.lock().clone().into_iter();
-        devices.filter_map(|memory| memory.budget.clone())
     }
 }

@@ -6,7 +6,7 @@ use crate::error::RematError;
 
 /// A limit on the bytes that managed tensors of a step occupy at one time, for each device.
 ///
-/// While it is installed every operation of the thread is recorded. Before an operation would
+/// While it is installed every operation is recorded. Before an operation would
 /// exceed the limit, tensors are evicted: those that are cheap to compute again (with what would
 /// have to be computed for that first), large and not used for long. Backward brings them back by
 /// using them. Which tensors are evicted depends on shapes alone, so every run and every rank
@@ -14,7 +14,7 @@ use crate::error::RematError;
 ///
 /// # What is counted
 ///
-/// What operations of the thread make: activations, random numbers, gradients; not what was there
+/// What operations make: activations, random numbers, gradients; not what was there
 /// before, nor what survives a step (new parameters, optimizer state). Views count once with what
 /// they are views of, [`delivered`](crate::delivered()) tensors during their uses.
 ///
@@ -44,10 +44,10 @@ use crate::error::RematError;
 ///
 /// # Threads
 ///
-/// A budget belongs to the thread that installs it, so ranks that are threads sharing a device each
-/// have their own: install it on each, or on all by [`Self::install_for_process`]. The log warns
-/// once of a thread that runs a backward pass without a budget while another one has one. Tensors
-/// keep their budget wherever they are used.
+/// A budget is the process's, and each thread accounts for itself: ranks that are threads sharing a
+/// device may each hold as many bytes as the limit says. Tensors stay in the account of the thread
+/// that made them wherever they are used. A step that runs beside a training without being a part
+/// of it is [`apart`](crate::apart()).
 ///
 /// # Steps
 ///

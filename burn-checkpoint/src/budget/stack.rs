@@ -1,5 +1,4 @@
-//! What guards put in force on a thread: the newest one counts, in whichever order they are
-//! dropped.
+//! What guards put in force: the newest one counts, in whichever order they are dropped.
 //!
 //! `guard = install();` makes the new one before it drops the old one, so a guard must not restore
 //! what it found.
@@ -22,11 +21,9 @@ impl<T> Stack<T> {
         ticket
     }
 
-    /// Takes an entry out, wherever it is. Returns whether it was in force.
-    pub fn remove(&mut self, ticket: u64) -> bool {
-        let is_newest = self.0.keys().next_back() == Some(&ticket);
-        self.0.remove(&ticket);
-        is_newest
+    /// Takes an entry out, wherever it is.
+    pub fn remove(&mut self, ticket: u64) -> Option<T> {
+        self.0.remove(&ticket)
     }
 
     /// What is in force.

@@ -78,13 +78,12 @@ fn since_now(name: &str, about: &'static str, read: fn(RematStats) -> f64) -> Ga
 /// `training.metric_train_numeric(HoldersMetric::new())`.
 ///
 /// It counts every tensor of the thread that makes the metric: where no [`MemoryBudget`] is in
-/// force, [`MemoryBudget::unlimited`] is that of the process until all clones of the metric are
-/// dropped. The Learner computes metrics on a thread of its own, so a read may come while the next
+/// force, [`MemoryBudget::unlimited`] is until all clones of the metric are dropped. The Learner computes metrics on a thread of its own, so a read may come while the next
 /// step runs: then the next value is of what is left of that step.
 ///
 /// # Cost
 ///
-/// Those of [`record`](crate::observe::trace::record) and of [`MemoryBudget::install_for_process`],
+/// Those of [`record`](crate::observe::trace::record) and of [`MemoryBudget::install`],
 /// until all clones are dropped.
 #[derive(Clone, Debug)]
 pub struct HoldersMetric(Gauge);
@@ -105,7 +104,7 @@ impl HoldersMetric {
     #[allow(clippy::new_without_default, reason = "it begins a recording")]
     pub fn new() -> Self {
         let has_budget = context::in_force().is_some();
-        let unlimited = (!has_budget).then(|| MemoryBudget::unlimited().install_for_process());
+        let unlimited = (!has_budget).then(|| MemoryBudget::unlimited().install());
         let recording = trace::record();
         let last = Arc::new(Mutex::new(Shown::default()));
         let shown = last.clone();

@@ -1,17 +1,15 @@
 //! What this thread is doing: its open scopes, the budget in force, its counters.
 
 use std::cell::RefCell;
-use std::marker::PhantomData;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Once, Weak};
+use std::sync::{Arc, Weak};
 
 use burn_backend::{Backend, DeviceId, DeviceOps};
 use burn_decorator::cell::with_value;
 use burn_decorator::gradient;
-use parking_lot::Mutex;
 
-use crate::budget::MemoryBudget;
-use crate::budget::memory::{Installed, MemoryStats};
+use crate::budget::account::{Account, Installed};
+use crate::budget::in_force::{self, Budgets};
+use crate::budget::memory::MemoryStats;
 use crate::budget::stack::Stack;
 use crate::node::drops;
 use crate::node::entry::AnyEntry;
@@ -24,22 +22,14 @@ use crate::scope::region::Region;
 use crate::scope::tiny::Sizes;
 use crate::scope::units::{self, UnitPass};
 
-/// The budgets of the process, one for each guard; the newest is in force.
-static OF_PROCESS: Mutex<Stack<MemoryBudget>> = Mutex::new(Stack::new());
-
-/// The number of changes to `OF_PROCESS`.
-static CHANGES: AtomicU64 = AtomicU64::new(0);
-
-/// The number of guards of budgets that are installed on one thread, over all threads.
-static OF_THREADS: AtomicUsize = AtomicUsize::new(0);
-
 thread_local! {
     static CONTEXT: RefCell<Context> = const {
         RefCell::new(Context {
             frames: Vec::new(),
             ended_units: Vec::new(),
-            budgets: Stack::new(),
-            of_process: None,
+            own_budgets: Stack::new(),
+            accounts: Vec::new(),
+            in_force: None,
             is_unrecorded: false,
             counters: Vec::new(),
             counts: None,
@@ -70,10 +60,12 @@ struct Context {
     frames: Vec<Frame>,
     /// Scopes of units that have ended, and whose tensors are not decided about.
     ended_units: Vec<EndedUnit>,
-    /// The thread's budgets, one for each guard; the newest is in force.
-    budgets: Stack<Arc<Installed>>,
-    /// The process's budget, in force if the thread has none of its own.
-    of_process: Option<Arc<Installed>>,
+    /// Those that the thread is under while it is apart from the process's, one for each guard.
+    own_budgets: Stack<Arc<Budgets>>,
+    /// Its accounts of the budgets that have been in force on it and are not over.
+    accounts: Vec<Arc<Account>>,
+    /// That of the budget in force.
+    in_force: Option<Arc<Account>>,
     /// Whether scopes and budgets are left out of [`unrecorded`] work.
     is_unrecorded: bool,
     /// The counters of new tensors, one entry for each device.
@@ -93,22 +85,29 @@ impl Context {
             return memory.clone();
         }
         let thread = self.counts();
-        let budget = self.budget();
-        let memory = MemoryStats::new(device, &thread, budget.map(|budget| budget.settings));
-        if let Some(budget) = budget {
-            budget.devices.lock().push(memory.clone());
-        }
+        let memory = match &self.in_force {
+            Some(account) => account.open_device(device, &thread),
+            None => MemoryStats::new(device, &thread, None),
+        };
         self.counters.push(memory.clone());
         memory
     }
 
-    fn budget(&self) -> Option<&Arc<Installed>> {
-        self.budgets.top().or(self.of_process.as_ref())
+    /// The account of a budget that is in force now, which may be a new one.
+    fn account(&mut self, installed: &Arc<Installed>) -> Arc<Account> {
+        let mut accounts = self.accounts.iter();
+        if let Some(account) = accounts.find(|it| Arc::ptr_eq(&it.budget, installed)) {
+            return account.clone();
+        }
+        let account = installed.open();
+        self.accounts.push(account.clone());
+        account
     }
 
-    /// Called when another budget comes into force: new tensors get its counters.
-    fn change_budget(&mut self) {
-        let devices = self.budget().map(|budget| budget.devices.lock().clone());
+    /// Puts another budget into force, or none: new tensors get its counters.
+    fn change_budget(&mut self, installed: Option<&Arc<Installed>>) {
+        self.in_force = installed.map(|installed| self.account(installed));
+        let devices = self.in_force.as_ref().map(|account| account.devices());
         self.counters = devices.unwrap_or_default();
         FLAGS.with(|flags| {
             flags.begin(Phase::Forward);
@@ -121,7 +120,7 @@ impl Context {
         FLAGS.with(|flags| {
             let records = !self.is_unrecorded;
             flags.in_scope.set(records && !self.frames.is_empty());
-            flags.has_budget.set(records && self.budget().is_some());
+            flags.has_budget.set(records && self.in_force.is_some());
         });
     }
 }
@@ -153,8 +152,8 @@ pub fn recorder() -> Recorder {
 #[inline]
 pub(crate) fn records() -> bool {
     FLAGS.with(|flags| {
-        if CHANGES.load(Ordering::Acquire) != flags.known.get() {
-            follow_process(flags);
+        if in_force::changes() != flags.known.get() {
+            follow();
         }
         flags.in_scope.get() || flags.has_budget.get()
     })
@@ -188,46 +187,37 @@ fn set_unrecorded(is_unrecorded: bool) -> bool {
     })
 }
 
-/// Updates this thread's copy of the process's budget.
+/// Looks which budget is in force on this thread, and closes its accounts of those that are over.
 #[cold]
-fn follow_process(flags: &Flags) {
-    let of_process = OF_PROCESS.lock();
-    flags.known.set(CHANGES.load(Ordering::Acquire));
-    let mut changed = of_process.top().map(|budget| Installed::new(*budget));
-    drop(of_process);
+pub(crate) fn follow() {
+    let (newest, changes) = Budgets::of_thread().newest();
+    FLAGS.with(|flags| flags.known.set(changes));
     // Does nothing while the thread ends.
-    let _ = CONTEXT.try_with(|context| {
+    let closed = CONTEXT.try_with(|context| {
         let mut context = context.borrow_mut();
-        std::mem::swap(&mut context.of_process, &mut changed);
-        if context.budgets.top().is_none() {
-            context.change_budget();
+        let in_force = context.in_force.as_ref().map(|it| Arc::as_ptr(&it.budget));
+        if newest.as_ref().map(Arc::as_ptr) != in_force {
+            context.change_budget(newest.as_ref());
         }
+        let is_over = |account: &mut Arc<Account>| account.budget.is_over();
+        context.accounts.extract_if(.., is_over).collect::<Vec<_>>()
     });
-    let budgets = changed.iter().flat_map(|before| before.budgets());
+    let closed = closed.iter().flatten();
+    let budgets = closed.flat_map(|account| account.budgets());
     budgets.for_each(|budget| budget.step_is_over());
 }
 
-/// Changes the budgets of the process: every thread follows with its next operation.
-pub(crate) fn change_process<R>(change: impl FnOnce(&mut Stack<MemoryBudget>) -> R) -> R {
-    let mut of_process = OF_PROCESS.lock();
-    CHANGES.fetch_add(1, Ordering::Release);
-    change(&mut of_process)
+/// The budgets that this thread has apart from those of the process.
+pub(crate) fn own_budgets() -> Option<Arc<Budgets>> {
+    let own = CONTEXT.try_with(|context| context.borrow().own_budgets.top().cloned());
+    own.ok().flatten()
 }
 
-/// Warns once if a backward pass begins on this thread without a budget while another thread has
-/// one.
-fn warn_if_left_out() {
-    static WARNED: Once = Once::new();
-    let has_none =
-        |context: &Context| context.budgets.top().is_none() && context.of_process.is_none();
-    if OF_THREADS.load(Ordering::Relaxed) > 0 && CONTEXT.with_borrow(has_none) {
-        WARNED.call_once(|| {
-            burn_decorator::warn_user!(
-                "a thread runs a backward pass without the memory budget that another thread has: a budget is the thread's that \
-                 installs it; install it on each thread that trains, or on all by `MemoryBudget::install_for_process`"
-            );
-        });
-    }
+/// Changes whether this thread has budgets of its own.
+pub(crate) fn change_own_budgets<R>(change: impl FnOnce(&mut Stack<Arc<Budgets>>) -> R) -> R {
+    let changed = CONTEXT.with_borrow_mut(|context| change(&mut context.own_budgets));
+    follow();
+    changed
 }
 
 /// The state of the thread that is needed to record an operation.
@@ -307,9 +297,9 @@ fn counters() -> Vec<Arc<MemoryStats>> {
 
 /// Begins a forward or backward pass. Returns the thread's new step, `None` without a budget.
 pub(crate) fn begin(phase: Phase) -> Option<Step> {
-    let installed = CONTEXT.with_borrow(|context| context.budget().cloned())?;
+    let account = CONTEXT.with_borrow(|context| context.in_force.clone())?;
     let (before, step) = FLAGS.with(|flags| (flags.begin(phase), flags.step.get()));
-    for budget in installed.budgets() {
+    for budget in account.budgets() {
         match (before.phase, phase) {
             (Phase::Forward, Phase::Forward) | (Phase::Update, Phase::Update) => {}
             (_, Phase::Forward) => budget.forward_begins(step),
@@ -365,8 +355,8 @@ fn take_back_guess() {
         ..step()
     };
     FLAGS.with(|flags| flags.step.set(forward));
-    let installed = in_force();
-    let budgets = installed.iter().flat_map(|installed| installed.budgets());
+    let account = in_force();
+    let budgets = account.iter().flat_map(|account| account.budgets());
     budgets.for_each(|budget| budget.backward_was_guessed());
 }
 
@@ -377,7 +367,6 @@ pub(crate) fn makes_ones(elements: usize) {
     if told.is_none() && elements != 1 {
         return;
     }
-    warn_if_left_out();
     if told.is_some() && FLAGS.with(|flags| flags.seeded.replace(told)) != told {
         units::end_inside_of(0, &[]);
     }
@@ -514,41 +503,19 @@ pub(crate) fn collecting(touch: impl FnOnce()) -> Vec<Arc<dyn AnyEntry>> {
     collected.unwrap_or_default()
 }
 
-/// Keeps a budget in force on its thread until it is dropped. Then that of the newest remaining
-/// guard is in force.
-pub(crate) struct InForce {
-    ticket: u64,
-    /// It ends on the thread that it began on.
-    _of_thread: PhantomData<*const ()>,
-}
-
-pub(crate) fn install(budget: Arc<Installed>) -> InForce {
-    OF_THREADS.fetch_add(1, Ordering::Relaxed);
-    CONTEXT.with_borrow_mut(|context| {
-        let ticket = context.budgets.push(budget);
-        context.change_budget();
-        InForce {
-            ticket,
-            _of_thread: PhantomData,
-        }
-    })
-}
-
-impl Drop for InForce {
-    fn drop(&mut self) {
-        OF_THREADS.fetch_sub(1, Ordering::Relaxed);
-        CONTEXT.with_borrow_mut(|context| {
-            if context.budgets.remove(self.ticket) {
-                context.change_budget();
-            }
-        });
-    }
-}
-
-/// The budget in force on this thread.
-pub(crate) fn in_force() -> Option<Arc<Installed>> {
+/// This thread's account of the budget in force.
+pub(crate) fn in_force() -> Option<Arc<Account>> {
     records();
-    CONTEXT.with_borrow(|context| context.budget().cloned())
+    CONTEXT.with_borrow(|context| context.in_force.clone())
+}
+
+/// This thread's account of a budget that has been in force on it.
+pub(crate) fn account(of: &Arc<Installed>) -> Option<Arc<Account>> {
+    records();
+    CONTEXT.with_borrow(|context| {
+        let mut accounts = context.accounts.iter();
+        accounts.find(|it| Arc::ptr_eq(&it.budget, of)).cloned()
+    })
 }
 
 fn of_thread() -> Arc<Counts> {
@@ -565,6 +532,7 @@ impl RematStats {
     /// The counters of the tensors that this thread made on one device under the budget in force,
     /// or without one if there is none.
     pub fn of_device<B: Backend>(device: &B::Device) -> Self {
+        records();
         memory_on(device.id()).counts.stats()
     }
 

@@ -13,6 +13,7 @@ use burn_decorator::module::map_floats;
 use burn_decorator::{gradient, repeated_block};
 
 use crate::MemoryBudget;
+use crate::budget::in_force::apart;
 use crate::error::RematError;
 use crate::host::request::Named;
 use crate::record::context;
@@ -174,8 +175,9 @@ pub fn checkpoint_units_by<B: AutodiffBackend, M: AutodiffModule<B>>(
 
 /// Whether `Remat` is told of a backward pass of this backend.
 fn is_told<B: AutodiffBackend>(device: &Device<B>) -> bool {
-    // A budget of its own, so that one that is installed does not take this for a step.
-    let _aside = MemoryBudget::bytes(u64::MAX).install();
+    // A budget that is installed must not take this for a step.
+    let _apart = apart();
+    let _all = MemoryBudget::unlimited().install();
     let before = context::last_told();
     let x = Tensor::<B, 1>::ones([1], device).require_grad();
     drop(x.mul_scalar(2.0).backward());

@@ -15,6 +15,7 @@ use burn_checkpoint::{
 };
 use burn_flex::Flex;
 
+use crate::apart::InstallApart;
 use crate::input::gradient_bits;
 use crate::models::{
     Around, Bare, Cnn, Mlp, Model, Transformer, generator, model, parameters, step, step_of,
@@ -27,7 +28,7 @@ type Managed = Autodiff<Remat<Flex>>;
 /// The most bytes that a step needs if nothing is evicted.
 fn unconstrained<R: AutodiffBackend, N: Model<R>>() -> u64 {
     let model = model::<R, N>();
-    let budget = MemoryBudget::bytes(u64::MAX / 2).install();
+    let budget = MemoryBudget::bytes(u64::MAX / 2).install_apart();
     step_of::<R, N>(&model, &Bare);
     assert_eq!(RematStats::of_thread().evicted_operations, 0);
     budget.peak_bytes()
@@ -49,7 +50,7 @@ where
     for percent in [0, 5, 20, 40, 60, 90] {
         RematStats::reset_thread();
         let model = model::<R, N>();
-        let budget = MemoryBudget::bytes(peak * percent / 100).install();
+        let budget = MemoryBudget::bytes(peak * percent / 100).install_apart();
         let found = step_of::<R, N>(&model, &Bare);
         let reached = budget.peak_bytes();
         drop((budget, model));
@@ -120,7 +121,7 @@ fn train<B: AutodiffBackend, M: Model<B> + AutodiffModule<B>>(
 fn steps_do_not_add_up() {
     let _generator = generator();
     let plain = train::<Plain, Transformer<_>>(30, &Bare, |_| {});
-    let budget = MemoryBudget::bytes(60_000).install();
+    let budget = MemoryBudget::bytes(60_000).install_apart();
     let mut live = Vec::new();
     let found = train::<Managed, Transformer<_>>(30, &Bare, |_| live.push(budget.live_bytes()));
     assert!(plain == found);
@@ -139,7 +140,7 @@ fn scopes_within_a_budget() {
     for policy in policies() {
         for bytes in [1_000, 20_000, 1 << 30] {
             let scopes = Scope(policy.clone());
-            let _budget = MemoryBudget::bytes(bytes).install();
+            let _budget = MemoryBudget::bytes(bytes).install_apart();
             assert!(
                 plain == train::<Managed, Mlp<_>>(3, &scopes, |_| {}),
                 "{policy:?}, {bytes}"
@@ -150,7 +151,7 @@ fn scopes_within_a_budget() {
 
 /// How often results of products were evicted in a step under a budget that is much too small.
 fn evicted_products(around: &impl Around) -> usize {
-    let _budget = MemoryBudget::bytes(1_000).install();
+    let _budget = MemoryBudget::bytes(1_000).install_apart();
     let recording = record();
     step::<Managed, Mlp<_>>(around);
     let is_product = |name| {
@@ -177,7 +178,7 @@ type Next = fn(Tensor<Remat<Flex>, 1>) -> Tensor<Remat<Flex>, 1>;
 /// four. Their bits, and the bytes that were live once they were made.
 fn held(next: Next) -> (Vec<Vec<u8>>, u64) {
     let mut x = Tensor::ones([64], &Default::default()) * 0.5;
-    let budget = MemoryBudget::bytes(4 * 256).install();
+    let budget = MemoryBudget::bytes(4 * 256).install_apart();
     let held: Vec<_> = std::iter::repeat_with(|| {
         x = next(x.clone());
         x.clone()
@@ -240,7 +241,7 @@ fn a_limit_is_kept_with_every_block_a_scope() {
         let x = Tensor::<Managed, 1>::random([64], Distribution::Default, &Default::default());
         let x = x.require_grad();
         let run = |limit: u64| {
-            let budget = MemoryBudget::bytes(limit).install();
+            let budget = MemoryBudget::bytes(limit).install_apart();
             let y = (0..blocks).fold(x.clone(), |x, _| checkpoint(|| block(x, operations)));
             let grads = y.sum().backward();
             let bits = gradient_bits(&x, &grads);
@@ -261,7 +262,7 @@ fn a_limit_is_kept_with_every_block_a_scope() {
 
 /// The most bytes at one time in the second and third step.
 fn peak_after_the_first_step(budget: MemoryBudget) -> (u64, InstalledBudget) {
-    let budget = budget.install();
+    let budget = budget.install_apart();
     train::<Managed, Mlp<_>>(3, &Bare, |step| {
         if step == 1 {
             RematStats::reset_thread();
@@ -295,7 +296,9 @@ fn a_measured_limit_is_kept() {
 #[test]
 fn a_mean_of_one_element_is_no_backward_pass() {
     let x = Tensor::<Managed, 1>::ones([64], &Default::default()).require_grad();
-    let budget = MemoryBudget::fraction(0.5).expect("a fraction").install();
+    let budget = MemoryBudget::fraction(0.5)
+        .expect("a fraction")
+        .install_apart();
     let pass = || {
         let loss = x.clone().exp().sum().mean().mean().sum();
         x.grad(&loss.backward()).expect("a gradient");
@@ -314,7 +317,7 @@ fn a_fraction_of_the_tape() {
         RematStats::reset_thread();
         let budget = MemoryBudget::fraction(fraction)
             .expect("a fraction")
-            .install();
+            .install_apart();
         assert_eq!(budget.limit_bytes(), []);
         let mut first = 0;
         let found = train::<Managed, Mlp<_>>(3, &Bare, |step| {
@@ -341,7 +344,7 @@ fn a_fraction_of_the_tape() {
 fn random_numbers_count() {
     let _generator = generator();
     RematStats::reset_thread();
-    let budget = MemoryBudget::bytes(1_000).install();
+    let budget = MemoryBudget::bytes(1_000).install_apart();
     let draw = || Tensor::<Managed, 1>::random([64], Distribution::Default, &Default::default());
     let held: Vec<_> = (0..4).map(|_| draw()).collect();
     assert_eq!(budget.live_bytes(), 4 * 256);
@@ -364,7 +367,7 @@ fn a_limit_is_kept_in_the_first_step_whatever_the_type() {
     for dtype in [DType::F16, DType::F32, DType::F64] {
         let bytes = 64 * dtype.size() as u64;
         let x = Tensor::<Remat<Flex>, 1>::ones([64], (&Default::default(), dtype));
-        let budget = MemoryBudget::bytes(5 * bytes / 2).install();
+        let budget = MemoryBudget::bytes(5 * bytes / 2).install_apart();
         let held = (x.clone().cos(), x.clone().sin(), x.exp());
         assert_eq!(budget.peak_bytes(), 2 * bytes, "{dtype:?}");
         drop(held);
@@ -377,7 +380,7 @@ fn a_limit_is_kept_in_the_first_step_whatever_the_type() {
 fn room_is_made_for_a_reshape_that_copies() {
     let x = Tensor::<Remat<Flex>, 2>::ones([64, 64], &Default::default());
     let limit = 3 * 64 * 64 * 4;
-    let budget = MemoryBudget::bytes(limit).install();
+    let budget = MemoryBudget::bytes(limit).install_apart();
     drop(x.clone().reshape([64 * 64]));
     let held = (x.clone().cos(), x.clone().sin(), x.exp());
     let copy = held.2.clone().transpose().reshape([64 * 64]);
@@ -391,7 +394,7 @@ fn room_is_made_for_all_results_of_a_replay() {
     let x = Tensor::<Remat<Flex>, 2>::ones([64, 64], &Default::default());
     let tensor = 64 * 64 * 4;
     let limit = 8 * tensor;
-    let _budget = MemoryBudget::bytes(limit).install();
+    let _budget = MemoryBudget::bytes(limit).install_apart();
     let results = x.clone().sort_with_indices(1);
     evict(&results);
     let held: Vec<_> = (0..8).map(|_| x.clone().exp()).collect();
@@ -410,7 +413,7 @@ fn room_is_made_for_all_results_of_a_replay() {
 #[should_panic(expected = "needs at least")]
 fn a_strict_budget_refuses() {
     let _generator = generator();
-    let _budget = MemoryBudget::bytes(1000).strict().install();
+    let _budget = MemoryBudget::bytes(1000).strict().install_apart();
     step::<Managed, Mlp<_>>(&Bare);
 }
 
@@ -421,7 +424,7 @@ fn what_is_cheaper_on_a_device_goes_first_by_its_costs() {
         let ones =
             |rows, columns| Tensor::<Remat<Flex>, 2>::ones([rows, columns], &Default::default());
         let (x, a, b) = (ones(256, 256), ones(256, 32), ones(32, 256));
-        let _budget = budget.install();
+        let _budget = budget.install_apart();
         let recording = record();
         let held = (x.clone().tanh(), a.matmul(b), x.exp());
         let mut events = recording.finish().into_iter();
@@ -448,9 +451,9 @@ fn what_is_cheaper_on_a_device_goes_first_by_its_costs() {
 fn a_view_under_another_budget() {
     RematStats::reset_thread();
     let x = Tensor::<Remat<Flex>, 1>::ones([64], &Default::default());
-    let outer = MemoryBudget::bytes(1 << 20).install();
+    let outer = MemoryBudget::bytes(1 << 20).install_apart();
     let y = x.clone().sin();
-    let inner = MemoryBudget::bytes(1 << 20).install();
+    let inner = MemoryBudget::bytes(1 << 20).install_apart();
     let view = y.clone().reshape([8, 8]);
     drop(y);
     assert_eq!((outer.live_bytes(), inner.live_bytes()), (256, 0));
@@ -466,7 +469,7 @@ fn a_view_under_another_budget() {
 fn gradients_count_until_they_go_or_their_step_ends() {
     RematStats::reset_thread();
     let x = Tensor::<Managed, 2>::ones([16, 4], &Default::default()).require_grad();
-    let budget = MemoryBudget::bytes(1 << 20).install();
+    let budget = MemoryBudget::bytes(1 << 20).install_apart();
     let gradient = || {
         let grads = x.clone().exp().sum().backward();
         x.grad(&grads).expect("a gradient")
@@ -517,7 +520,7 @@ fn a_view_of_a_gradient_does_not_hide_it() {
     let leaf = |dims: [usize; 2]| Tensor::<Managed, 2>::ones(dims, &device).require_grad();
     let (a, w) = (leaf([1, 1]), leaf([1, 1]).reshape([1]));
     let budget = MemoryBudget::fraction(0.9).expect("a fraction");
-    let budget = budget.install();
+    let budget = budget.install_apart();
     // Backward begins with what is farthest from the leaves, so the view is made before the mean's
     // ones.
     let a = a.swap_dims(0, 1).swap_dims(0, 1).reshape([1]);

@@ -21,6 +21,7 @@ use burn_checkpoint::{
 use burn_decorator::shared;
 use burn_flex::Flex;
 
+use crate::apart::InstallApart;
 use crate::input::{Bits, gradient_bits, input};
 use crate::probe::{Probe, take_counts, watched};
 
@@ -114,7 +115,7 @@ fn the_bits_are_the_same_in_scopes_and_under_budgets() {
     let nested = |run: &dyn Fn() -> _| checkpoint(|| checkpoint(run));
     assert_eq!(train(&own, nested).0, plain);
     for tensors in [100, 14, 12] {
-        let budget = MemoryBudget::bytes(tensors * BYTES).install();
+        let budget = MemoryBudget::bytes(tensors * BYTES).install_apart();
         for _ in 0..2 {
             assert_eq!(train(&own, |run| run()).0, plain, "{tensors} tensors");
             assert_eq!(train(&own, |run| checkpoint(run)).0, plain);
@@ -255,7 +256,7 @@ fn a_budget_makes_room_and_never_evicts() {
         count.fetch_add(1, Ordering::Relaxed);
         elements(0)
     });
-    let budget = MemoryBudget::bytes(8 * BYTES).strict().install();
+    let budget = MemoryBudget::bytes(8 * BYTES).strict().install_apart();
     let mut y = input::<B>().require_grad();
     for _ in 0..12 {
         y = y.matmul(own.clone()).tanh();
@@ -279,7 +280,7 @@ fn a_budget_makes_room_and_never_evicts() {
 fn what_delivers_may_compute_under_the_budget() {
     let (done, over) = channel();
     std::thread::spawn(move || {
-        let _budget = MemoryBudget::bytes(4 * BYTES).install();
+        let _budget = MemoryBudget::bytes(4 * BYTES).install_apart();
         let (x, packed) = (input::<Remat<Flex>>(), input::<Remat<Flex>>());
         let own: Tensor<Remat<Flex>, 2> =
             on_use([8, 8], move || (packed.clone() * 0.5 - 1.0).into_data());
@@ -324,7 +325,7 @@ fn a_failed_delivery_is_told_and_the_next_use_tries_again() {
 #[test]
 fn several_results_of_one_operation_stay() {
     const BOTH: &OpInfo = &OpInfo::custom("both", Work::Cheap);
-    let _budget = MemoryBudget::bytes(8 * BYTES).install();
+    let _budget = MemoryBudget::bytes(8 * BYTES).install_apart();
     let own: Tensor<Remat<Flex>, 2> = on_use([8, 8], || elements(0));
     let own = Value::Float(own.into_primitive().tensor());
     let twice = |[x]: [Value<Flex>; 1]| Value::Many(vec![x.clone(), x]);
@@ -490,7 +491,7 @@ fn the_bits_are_the_same_if_uploads_begin_before_uses() {
     }
     // None is uploaded before its use under a budget.
     let within = |versions: &dyn Fn() -> Vec<Tensor<B, 2>>| {
-        let budget = MemoryBudget::bytes(14 * BYTES).install();
+        let budget = MemoryBudget::bytes(14 * BYTES).install_apart();
         for _ in 0..3 {
             assert_eq!(train(&versions(), |run| run()).0, plain);
         }

@@ -6,6 +6,7 @@ use burn_checkpoint::{
     MemoryBudget, Policy, Remat, RematStats, Verify, checkpoint, checkpoint_with,
 };
 
+use crate::apart::InstallApart;
 use crate::models::generator;
 use crate::probe::{Probe, take_counts, watched};
 use crate::twin::{Twin, TwinDevice};
@@ -37,7 +38,7 @@ fn of(device: &TwinDevice) -> RematStats {
 fn each_device_keeps_its_own_limit() {
     let inputs = [input(&FIRST), input(&SECOND)];
     RematStats::reset_thread();
-    let budget = limit(4).install();
+    let budget = limit(4).install_apart();
     // The second is full; what happens on the first does not matter to it.
     let mut held = [Vec::new(), Vec::new()];
     for round in 0..10 {
@@ -69,7 +70,7 @@ fn each_device_keeps_its_own_limit() {
 #[test]
 fn room_for_the_first_operation_on_a_parameter() {
     let inputs = [input(&FIRST), input(&SECOND)];
-    let _budget = limit(2).install();
+    let _budget = limit(2).install_apart();
     let mut held = Vec::new();
     for _ in 0..3 {
         // The second device is the one that was met last, whenever the first needs room.
@@ -86,7 +87,7 @@ fn room_for_the_first_operation_on_a_parameter() {
 #[test]
 fn room_for_what_moves() {
     let x = input(&FIRST);
-    let _budget = limit(2).install();
+    let _budget = limit(2).install_apart();
     let here = [x.clone().cos(), x.clone().sin()];
     let there: Vec<_> = (0..3).map(|_| x.clone().to_device(&SECOND)).collect();
     assert_eq!(of(&FIRST).evicted_operations, 0);
@@ -105,7 +106,7 @@ fn room_is_made_on_the_device_that_has_no_memory() {
     let one = |device| Tensor::<Probed, 1>::ones([64], device);
     let _one = generator();
     for full in ["float_exp", "float_zeros", "float_random"] {
-        let _budget = MemoryBudget::bytes(1 << 40).retrying().install();
+        let _budget = MemoryBudget::bytes(1 << 40).retrying().install_apart();
         let here: Vec<_> = (0..8).map(|_| one(&FIRST).cos()).collect();
         let there: Vec<_> = (0..8).map(|_| one(&SECOND).cos()).collect();
         let is_full = move |op| {
@@ -131,7 +132,7 @@ fn comparing_on_two_devices_is_in_no_peak() {
         let _verify = verify.then(Verify::on);
         RematStats::reset_thread();
         let x = input(&SECOND);
-        let budget = MemoryBudget::fraction(0.5).expect("a part").install();
+        let budget = MemoryBudget::fraction(0.5).expect("a part").install_apart();
         let mut kept = None;
         let results = checkpoint(|| {
             // What leads to the tensor on the first device is gone from the second when others come
@@ -162,7 +163,7 @@ fn room_for_new_tensors() {
         |data| Tensor::from_data(data.clone(), &FIRST),
     ];
     for (number, make) in made.into_iter().enumerate() {
-        let _budget = limit(2).install();
+        let _budget = limit(2).install_apart();
         let there = input(&SECOND).sin();
         let held = [x.clone().cos(), x.clone().sin()];
         let new = make(&data);

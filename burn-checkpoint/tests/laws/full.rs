@@ -15,6 +15,7 @@ use burn_decorator::types::*;
 use burn_decorator::{kind_type, map_operand, map_result};
 use burn_flex::Flex;
 
+use crate::apart::InstallApart;
 use crate::models::{Bare, Cnn, Mlp, Model, Transformer, generator, model, parameters};
 
 /// A backend that panics where an allocation is to fail.
@@ -115,7 +116,7 @@ where
     let (plain, _) = train::<Plain, P>(u64::MAX);
     for every in [5, 17, 64] {
         RematStats::reset_thread();
-        let _budget = MemoryBudget::bytes(1 << 40).retrying().install();
+        let _budget = MemoryBudget::bytes(1 << 40).retrying().install_apart();
         let (retried, failures) = train::<Retried, R>(every);
         assert_eq!(plain, retried, "every {every}th allocation fails");
         assert!(failures > 3, "{failures}");
@@ -143,7 +144,7 @@ fn convolutions() {
 fn a_view_first() {
     let _one = generator();
     let x = Tensor::<Retried, 1, Int>::arange(0..6, &Default::default()).float();
-    let _budget = MemoryBudget::bytes(1 << 40).retrying().install();
+    let _budget = MemoryBudget::bytes(1 << 40).retrying().install_apart();
     assert_eq!(x.reshape([2, 3]).dims(), [2, 3]);
 }
 
@@ -156,7 +157,7 @@ fn what_never_succeeds_ends() {
         (MemoryBudget::bytes(1 << 40).retrying(), 1),
         (MemoryBudget::bytes(1 << 40), 20),
     ] {
-        let _budget = budget.install();
+        let _budget = budget.install_apart();
         let run = || train::<Retried, Mlp<Retried>>(every);
         let panic = catch_unwind(AssertUnwindSafe(run)).expect_err("no memory");
         let text = panic.downcast_ref::<String>().expect("a message");

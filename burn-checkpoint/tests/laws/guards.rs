@@ -8,6 +8,7 @@ use burn_checkpoint::trace::{EventKind, record};
 use burn_checkpoint::{MemoryBudget, Remat, RematStats, Verify, checkpoint};
 use burn_flex::Flex;
 
+use crate::apart::InstallApart;
 use crate::delivered::on_use;
 
 type Vector = Tensor<Remat<Flex>, 1>;
@@ -40,10 +41,10 @@ fn budget(tensors: u64) -> MemoryBudget {
 /// How a budget is changed.
 #[test]
 fn a_budget_that_is_reassigned() {
-    let mut budget_of_now = budget(100).install();
+    let mut budget_of_now = budget(100).install_apart();
     assert_eq!(evicted(), (0, 6));
     budget_of_now = {
-        let next = budget(2).install();
+        let next = budget(2).install_apart();
         drop(budget_of_now);
         next
     };
@@ -57,7 +58,7 @@ fn a_budget_that_is_reassigned() {
 fn budgets_that_go_in_any_order() {
     let limits = [4, 100, 2];
     let alone = limits.map(|tensors| {
-        let _budget = budget(tensors).install();
+        let _budget = budget(tensors).install_apart();
         evicted()
     });
     assert!(alone[0].0 > 0 && alone[1].0 == 0 && alone[2].0 > alone[0].0);
@@ -69,7 +70,7 @@ fn budgets_that_go_in_any_order() {
         [2, 0, 1],
         [2, 1, 0],
     ] {
-        let mut guards = limits.map(|tensors| Some(budget(tensors).install()));
+        let mut guards = limits.map(|tensors| Some(budget(tensors).install_apart()));
         for gone in order {
             let newest = guards.iter().rposition(Option::is_some).expect("one");
             assert_eq!(evicted(), alone[newest], "{order:?}: {newest}");
@@ -81,10 +82,10 @@ fn budgets_that_go_in_any_order() {
 
 #[test]
 fn a_panic_between_budgets() {
-    let mut outer = budget(3).install();
+    let mut outer = budget(3).install_apart();
     let caught = catch_unwind(AssertUnwindSafe(|| {
-        let _inner = budget(2).install();
-        outer = budget(100).install();
+        let _inner = budget(2).install_apart();
+        outer = budget(100).install_apart();
         panic!("of the user");
     }));
     assert!(caught.is_err());

@@ -18,6 +18,7 @@ use burn_checkpoint::{
 };
 use burn_flex::Flex;
 
+use crate::apart::InstallApart;
 use crate::input::{Bits, gradient_bits, input};
 use crate::models::{Bare, Transformer, generator, step};
 use crate::probe::{Probe, Reads, Writes, looks, take_counts, watched, with_transfers};
@@ -349,7 +350,7 @@ fn offloading_within_a_budget() {
     let limited = |bytes: u64| {
         RematStats::reset_thread();
         take_counts();
-        let budget = MemoryBudget::bytes(bytes).install();
+        let budget = MemoryBudget::bytes(bytes).install_apart();
         let recording = trace::record();
         assert!(long_scopes::<B>() == plain, "{bytes}");
         let kinds = recording
@@ -532,7 +533,7 @@ fn nested_in_a_scope_that_offloads() {
     };
     for policy in [Policy::Offload, Policy::Recompute, Policy::KeepCompute] {
         assert_eq!(nested(policy.clone()), bare, "{policy:?}");
-        let _budget = MemoryBudget::bytes(1500).install();
+        let _budget = MemoryBudget::bytes(1500).install_apart();
         assert_eq!(nested(policy.clone()), bare, "{policy:?} within a budget");
     }
 }

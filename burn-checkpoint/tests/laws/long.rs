@@ -4,6 +4,8 @@ use burn::tensor::{Tensor, TensorData};
 use burn_checkpoint::{MemoryBudget, Remat, RematStats};
 use burn_flex::Flex;
 
+use crate::apart::InstallApart;
+
 /// Bytes of a tensor; those of one number are taken for a step's results.
 const BYTES: u64 = 16;
 
@@ -11,7 +13,7 @@ const BYTES: u64 = 16;
 /// from the last to the first.
 fn held(length: usize, live: usize) -> RematStats {
     RematStats::reset_thread();
-    let budget = MemoryBudget::bytes(live as u64 * BYTES).install();
+    let budget = MemoryBudget::bytes(live as u64 * BYTES).install_apart();
     let x = Tensor::<Remat<Flex>, 1>::from_floats([1.0, 2.0, 3.0, 4.0], &Default::default());
     let mut tape = vec![x];
     for index in 0..length {

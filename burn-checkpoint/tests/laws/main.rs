@@ -1,5 +1,7 @@
 //! Checkpointed is plain, bit for bit.
 
+#[path = "../apart/mod.rs"]
+mod apart;
 #[path = "../block/mod.rs"]
 mod block;
 mod budgets;

@@ -6,9 +6,11 @@ use burn::train::metric::{Metric, MetricMetadata, Numeric};
 use burn_checkpoint::{HoldersMetric, MemoryBudget, Remat};
 use burn_flex::Flex;
 
+use crate::apart::InstallApart;
+
 #[test]
 fn the_largest_holders_are_those_of_the_peak() {
-    let _all = MemoryBudget::bytes(u64::MAX).install();
+    let _all = MemoryBudget::bytes(u64::MAX).install_apart();
     let metric = HoldersMetric::new();
     for kib in [4, 8] {
         let x = Tensor::<Remat<Flex>, 1>::ones([kib * 256], &Default::default());

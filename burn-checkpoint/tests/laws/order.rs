@@ -5,6 +5,8 @@ use burn::tensor::{Distribution, Tensor};
 use burn_checkpoint::{MemoryBudget, Remat, RematStats};
 use burn_flex::Flex;
 
+use crate::apart::InstallApart;
+
 type B = Autodiff<Remat<Flex>>;
 
 const BLOCKS: usize = 40;
@@ -24,7 +26,7 @@ fn loss(x: Tensor<B, 2>, depth: usize) -> Tensor<B, 1> {
 fn replayed(depth: usize, fraction: f64) -> (u64, u64) {
     let device = Default::default();
     let budget = MemoryBudget::fraction(fraction).expect("a fraction");
-    let budget = budget.install();
+    let budget = budget.install_apart();
     let x = Tensor::<B, 2>::random([16, 16], Distribution::Default, &device).require_grad();
     for _ in 0..2 {
         RematStats::reset_thread();

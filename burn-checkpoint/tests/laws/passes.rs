@@ -9,6 +9,8 @@ use burn_checkpoint::{MemoryBudget, Remat, RematStats, record_all};
 use burn_decorator::gradient;
 use burn_flex::Flex;
 
+use crate::apart::{InstallApart, keep_apart};
+
 type Guessed = Autodiff<Remat<Flex>>;
 type Told = Autocast<Guessed, Off>;
 
@@ -26,7 +28,7 @@ fn step<B: AutodiffBackend>() -> u64 {
 
 /// Evicted tensors of the second step: the first one is told of at its own backward pass.
 fn evicted<B: AutodiffBackend>() -> u64 {
-    let _budget = MemoryBudget::bytes(64 << 10).install();
+    let _budget = MemoryBudget::bytes(64 << 10).install_apart();
     step::<B>();
     step::<B>()
 }
@@ -42,7 +44,7 @@ fn a_forward_pass_that_makes_a_one_is_recorded_where_backward_is_told() {
 /// has one element if `is_summed`, and the forward pass makes a single one of its own if `has_one`.
 fn limit_after_one_step(has_one: bool, is_summed: bool) -> Option<u64> {
     let device = Default::default();
-    let budget = MemoryBudget::fraction(1.0).expect("valid").install();
+    let budget = MemoryBudget::fraction(1.0).expect("valid").install_apart();
     let parameter = |_| Tensor::<Told, 2>::full([64, 64], 1.5, &device).require_grad();
     let parameters: Vec<_> = (0..10).map(parameter).collect();
     let one = has_one.then(|| Tensor::<Told, 2>::ones([1, 1], &device));
@@ -60,6 +62,7 @@ fn limit_after_one_step(has_one: bool, is_summed: bool) -> Option<u64> {
 fn a_told_backward_pass_may_begin_with_a_loss_of_several_elements() {
     let measured = limit_after_one_step(false, false);
     assert!(measured.is_some(), "the backward pass was not noticed");
+    keep_apart();
     let recording = record_all();
     let x = Tensor::<Told, 2>::full([64, 64], 1.5, &Default::default()).require_grad();
     let gradients = x.clone().exp().backward();
@@ -82,7 +85,7 @@ fn a_single_one_in_the_first_forward_pass_does_not_end_what_a_fraction_measures(
 /// no devices.
 fn measured(update: fn(&mut dyn FnMut())) -> u64 {
     let device = Default::default();
-    let budget = MemoryBudget::fraction(1.0).expect("valid").install();
+    let budget = MemoryBudget::fraction(1.0).expect("valid").install_apart();
     let mut state = None;
     for _ in 0..2 {
         let x = Tensor::<Guessed, 2>::ones([64, 64], &device).require_grad();

@@ -10,6 +10,8 @@ use burn_flex::Flex;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
+use crate::apart::InstallApart;
+
 /// One step of a program; numbers choose among the tensors that there are.
 #[derive(Clone, Debug)]
 enum Step {
@@ -163,7 +165,7 @@ fn run<B: AutodiffBackend>(steps: &[Step], pool: &mut Pool<B>, policy: fn(u8) ->
                 pool.bools[a % pool.bools.len()].clone(),
             )),
             Step::Budget(bytes, steps) => {
-                let _budget = MemoryBudget::bytes(*bytes).install();
+                let _budget = MemoryBudget::bytes(*bytes).install_apart();
                 run(steps, pool, policy);
             }
             Step::Scope(number, returned, steps) => {
@@ -259,7 +261,7 @@ proptest! {
     ) {
         let plain = outcome::<Autodiff<Flex>>(&steps, exact);
         let _verify = verify.then(Verify::on);
-        let installed = budget.map(|bytes| MemoryBudget::bytes(bytes).install());
+        let installed = budget.map(|bytes| MemoryBudget::bytes(bytes).install_apart());
         let found = outcome::<Autodiff<Remat<Flex>>>(&steps, exact);
         drop(installed);
         prop_assert_eq!(bits(&plain.loss), bits(&found.loss));
@@ -280,7 +282,7 @@ proptest! {
     ) {
         let plain = outcome::<Autodiff<Flex>>(&steps, offloading);
         let _verify = verify.then(Verify::on);
-        let installed = budget.map(|bytes| MemoryBudget::bytes(bytes).install());
+        let installed = budget.map(|bytes| MemoryBudget::bytes(bytes).install_apart());
         let found = outcome::<Autodiff<Remat<Flex>>>(&steps, offloading);
         drop(installed);
         prop_assert!(is_near(&plain.loss, &found.loss), "{} {}", plain.loss, found.loss);

@@ -14,6 +14,7 @@ use burn_checkpoint::{
 };
 use burn_flex::Flex;
 
+use crate::apart::InstallApart;
 use crate::delivered::on_use;
 use crate::input::{Bits, gradient_bits, input};
 use crate::models::generator;
@@ -43,7 +44,7 @@ fn two_training_threads() {
             threads.spawn(|| {
                 for _ in 0..10 {
                     assert!(chain::<B>(20) == plain);
-                    let _budget = MemoryBudget::bytes(3000).install();
+                    let _budget = MemoryBudget::bytes(3000).install_apart();
                     assert!(chain::<B>(20) == plain);
                 }
                 assert_eq!(RematStats::of_thread().live_bytes, 0);
@@ -80,7 +81,7 @@ fn two_training_threads_that_draw() {
                 RematStats::reset_thread();
                 for _ in 0..20 {
                     step();
-                    let _budget = MemoryBudget::bytes(1500).install();
+                    let _budget = MemoryBudget::bytes(1500).install_apart();
                     step();
                 }
                 let stats = RematStats::of_thread();
@@ -136,7 +137,7 @@ fn the_last_handles_of_inputs_go_while_another_thread_replays() {
     let x = Tensor::<Remat<Flex>, 2>::ones([1, 1], &device());
     for round in 0..20 {
         // Resident, and able to come back.
-        let budget = MemoryBudget::bytes(1 << 30).install();
+        let budget = MemoryBudget::bytes(1 << 30).install_apart();
         let inputs: Vec<_> = (0..INPUTS).map(|_| x.clone().cos()).collect();
         let kept = Tensor::cat(inputs.clone(), 0);
         evict(&kept);
@@ -206,7 +207,7 @@ fn what_a_panic_drops_goes_after_it() {
             });
         }),
         ("a strict budget", |x| {
-            let _budget = MemoryBudget::bytes(256).strict().install();
+            let _budget = MemoryBudget::bytes(256).strict().install_apart();
             let y = x.clone().matmul(x);
             drop(y.clone() + y.cos());
         }),

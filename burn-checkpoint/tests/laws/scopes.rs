@@ -13,6 +13,7 @@ use burn_checkpoint::{
 };
 use burn_flex::Flex;
 
+use crate::apart::InstallApart;
 use crate::models::{Around, Bare, Cnn, Mlp, Model, Transformer, generator, step};
 
 type Plain = Autodiff<Flex>;
@@ -274,7 +275,7 @@ fn autocast_is_another_in_backward() {
         let stats = RematStats::of_thread();
         assert!(stats.replayed_operations > 0, "{policy:?}: {stats:?}");
     }
-    let budget = MemoryBudget::bytes(20_000).install();
+    let budget = MemoryBudget::bytes(20_000).install_apart();
     assert!(plain == run::<R, Transformer<_>>(&Bare));
     assert!(RematStats::of_thread().replayed_operations > 0);
     drop(budget);

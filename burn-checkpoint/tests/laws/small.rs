@@ -5,6 +5,7 @@ use burn::tensor::Tensor;
 use burn_checkpoint::{MemoryBudget, Policy, Remat, RematStats, checkpoint_with, trace};
 use burn_flex::Flex;
 
+use crate::apart::InstallApart;
 use crate::many::{Ctc, Lstm, Step};
 use crate::models::generator;
 
@@ -13,7 +14,7 @@ type B = Autodiff<Remat<Flex>>;
 /// The counters of a step under so many parts of the bytes that it takes without a limit.
 fn limited(step: &impl Step<B>, fraction: f64) -> RematStats {
     let budget = MemoryBudget::fraction(fraction).expect("a fraction");
-    let budget = budget.install();
+    let budget = budget.install_apart();
     let plain = step.run();
     budget.step();
     RematStats::reset_thread();
@@ -60,7 +61,7 @@ fn what_is_evicted_is_that_of_the_budget_alone() {
     let column = Tensor::<B, 2>::ones([128, 1], &Default::default()).require_grad();
     let held = || column.clone().repeat_dim(1, 32).exp();
     let steps = || {
-        let _budget = MemoryBudget::bytes(200_000).install();
+        let _budget = MemoryBudget::bytes(200_000).install_apart();
         [(); 4].map(|()| {
             RematStats::reset_thread();
             let held: Vec<_> = (0..11).map(|_| held()).collect();
@@ -85,7 +86,7 @@ fn a_step_repeats_the_evictions_of_the_one_before() {
     let programs = [Ctc::<B>::new(40), Ctc::new(50)];
     let plain = programs.each_ref().map(Step::run);
     let limit = 200_000;
-    let _budget = MemoryBudget::bytes(limit).install();
+    let _budget = MemoryBudget::bytes(limit).install_apart();
     let steps = [0, 0, 0, 0, 1, 1, 0, 1, 0, 0].map(|program| {
         RematStats::reset_thread();
         assert_eq!(programs[program].run(), plain[program]);
@@ -129,7 +130,7 @@ fn a_step_repeats_the_evictions_of_the_one_before() {
 #[test]
 fn a_view_of_a_constant_counts_its_bytes() {
     for traced in [false, true] {
-        let budget = MemoryBudget::bytes(u64::MAX / 2).install();
+        let budget = MemoryBudget::bytes(u64::MAX / 2).install_apart();
         let _recording = traced.then(trace::record);
         let x = Tensor::<B, 1>::ones([4], &Default::default()).require_grad();
         let _grads = x.sum().backward();
@@ -149,7 +150,7 @@ fn a_step_under_one_byte_ends() {
     let ctc = Ctc::<B>::new(60);
     let plain = ctc.run();
     RematStats::reset_thread();
-    let budget = MemoryBudget::bytes(1).install();
+    let budget = MemoryBudget::bytes(1).install_apart();
     assert_eq!(plain, ctc.run());
     let stats = RematStats::of_thread();
     println!("{stats:?}");

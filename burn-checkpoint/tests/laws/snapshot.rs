@@ -13,10 +13,13 @@ use burn_checkpoint::{
 use burn_flex::Flex;
 use serde_json::Value;
 
+use crate::apart::{InstallApart, keep_apart};
+
 type B = Autodiff<Remat<Flex>>;
 
 /// Two scopes, the second with a quote in its label, and a backward pass.
 fn events() -> Vec<Event> {
+    keep_apart();
     let recording = record_all();
     let x = Tensor::<B, 1>::ones([4096], &Default::default()).require_grad();
     let block = |x: Tensor<B, 1>| x.exp().log().exp().log();
@@ -60,6 +63,7 @@ fn a_full_recording_sees_tensors_of_no_scope() {
     let is_made = |event: &Event| matches!(event.kind, EventKind::Alloc(..));
     assert!(!scopes_only.finish().iter().any(is_made));
 
+    keep_apart();
     let recording = record_all();
     step();
     let snapshot = Snapshot::at_peak(&recording.finish()).expect("there were tensors");
@@ -68,7 +72,8 @@ fn a_full_recording_sees_tensors_of_no_scope() {
     assert_eq!(recorder(), Recorder::None, "it is over");
 
     // A budget that is in force stays so.
-    let budget = MemoryBudget::bytes(2 * 4 * 4096).strict().install();
+    let budget = MemoryBudget::bytes(2 * 4 * 4096).strict().install_apart();
+    keep_apart();
     let recording = record_all();
     let refused = std::panic::catch_unwind(step);
     assert!(refused.is_err() && recording.take().iter().any(is_made));
@@ -88,6 +93,7 @@ fn holders_tell_the_parameter_in_use_and_the_kind() {
     let model = name_parameters::<B, _>(model);
     assert_eq!(model[1].weight.val().into_data(), before);
     assert!(model[1].weight.val().is_require_grad());
+    keep_apart();
     let recording = record_all();
     let x = Tensor::<B, 2>::ones([256, 64], &device);
     let y = model[0].forward(x).exp();
@@ -124,7 +130,7 @@ fn collectives_are_slices() {
 fn what_was_there_when_a_budget_was_too_small_is_known() {
     let recording = trace::record();
     let refused = std::panic::catch_unwind(|| {
-        let _budget = MemoryBudget::bytes(3 * 4096).strict().install();
+        let _budget = MemoryBudget::bytes(3 * 4096).strict().install_apart();
         let numbers = burn::tensor::Distribution::Default;
         let random = |_| Tensor::<B, 1>::random([1024], numbers, &Default::default());
         (0..4).map(random).collect::<Vec<_>>().len()
@@ -142,7 +148,7 @@ fn what_is_left_after_it_is_known() {
     let recording = trace::record();
     let mut kept = Vec::new();
     let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        let _budget = MemoryBudget::bytes(3 * 4096).strict().install();
+        let _budget = MemoryBudget::bytes(3 * 4096).strict().install_apart();
         for _ in 0..4 {
             let numbers = burn::tensor::Distribution::Default;
             kept.push(Tensor::<B, 1>::random([1024], numbers, &Default::default()));
@@ -196,6 +202,7 @@ fn a_scope_that_panicked_is_not_around_what_follows() {
 #[test]
 fn results_of_one_operation_are_held_apart() {
     use burn::tensor::module::max_pool2d_with_indices;
+    keep_apart();
     let recording = record_all();
     let x = Tensor::<B, 4>::ones([1, 1, 32, 32], &Default::default());
     let (y, indices) = max_pool2d_with_indices(x, [2, 2], [2, 2], [0, 0], [1, 1], false);

@@ -6,6 +6,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn_checkpoint::{MemoryBudget, Remat, RematStats, Verify};
 use burn_flex::Flex;
 
+use crate::apart::InstallApart;
 use crate::models::{Around, Bare, Cnn, generator, model, step_of};
 use crate::scopes::{Scope, policies};
 
@@ -41,7 +42,7 @@ fn running_statistics_are_those_without_scopes_and_budgets() {
     for verifies in [true, false] {
         let _verify = verifies.then(Verify::on);
         for bytes in [None, Some(4_000), Some(20_000)] {
-            let _budget = bytes.map(|bytes| MemoryBudget::bytes(bytes).install());
+            let _budget = bytes.map(|bytes| MemoryBudget::bytes(bytes).install_apart());
             RematStats::reset_thread();
             let found = statistics::<Managed>(3, &Bare);
             assert!(plain == found, "{bytes:?}");

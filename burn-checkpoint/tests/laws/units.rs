@@ -19,6 +19,7 @@ use burn_decorator::module::{AnyTensor, for_each_float};
 use burn_flex::Flex;
 use burn_update::Update;
 
+use crate::apart::InstallApart;
 use crate::models::{Around, Bare, Mlp, Model, generator, parameters};
 use pairs::Pairs;
 use stranger::{Residual, Stranger, Transformer};
@@ -321,7 +322,7 @@ fn units_have_the_same_bits_under_a_budget_in_a_scope_and_where_all_is_compared(
         assert_eq!(bits(&model, &x), expected, "compared");
     }
     for bytes in [1, 8 << 10] {
-        let _budget = MemoryBudget::bytes(bytes).install();
+        let _budget = MemoryBudget::bytes(bytes).install_apart();
         for step in 0..2 {
             assert_eq!(
                 bits(&model, &x),
@@ -557,7 +558,7 @@ fn parameters_of_an_update_that_skips_a_step_are_in_their_units() {
 /// A budget that is in force before must not take anything of `checkpoint_units` for a step.
 #[test]
 fn a_fraction_measures_the_first_step_of_a_model_with_units() {
-    let budget = MemoryBudget::fraction(0.5).unwrap().install();
+    let budget = MemoryBudget::fraction(0.5).unwrap().install_apart();
     let model = Residual::<Told>::new(&Default::default());
     let (model, _units) = checkpoint_units(model).unwrap();
     for _ in 0..2 {

@@ -11,6 +11,7 @@ use burn_checkpoint::trace::{self, EventKind, Traced};
 use burn_checkpoint::{MemoryBudget, Remat, RematStats, Verify, checkpoint, evict};
 use burn_flex::Flex;
 
+use crate::apart::InstallApart;
 use crate::delivered::on_use;
 
 type B = Autodiff<Remat<Flex>>;
@@ -127,7 +128,7 @@ fn evictions_without_a_scope_are_compared() {
         |kept| drop(Tensor::zeros_like(kept).repeat_dim(0, 512) + 1.0),
     ] {
         let source = Unsteady::new();
-        let budget = MemoryBudget::bytes(1024).install();
+        let budget = MemoryBudget::bytes(1024).install_apart();
         let kept = source.doubled();
         source.drift(true);
         let found = message(|| {
@@ -176,7 +177,7 @@ fn comparing_is_not_counted() {
 fn comparing_moves_no_eviction() {
     let counted = |verify: bool, tensors: u64| {
         let _verify = verify.then(Verify::on);
-        let _budget = MemoryBudget::bytes(tensors * 256).install();
+        let _budget = MemoryBudget::bytes(tensors * 256).install_apart();
         RematStats::reset_thread();
         let device = Default::default();
         let x = Tensor::<B, 1>::ones([64], &device).require_grad();

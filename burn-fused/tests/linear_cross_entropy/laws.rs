@@ -6,7 +6,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, IntDType, Tensor};
 use burn_amp::{Autocast, Bf16, Off};
 use burn_checkpoint::trace::{self, EventKind, Traced};
-use burn_checkpoint::{MemoryBudget, Policy, RematStats, checkpoint, checkpoint_with};
+use burn_checkpoint::{MemoryBudget, Policy, RematStats, apart, checkpoint, checkpoint_with};
 use burn_fused::{
     Chunk, LinearCrossEntropyLossConfig, OutOfRange, TargetOutOfRange, Targets,
     linear_cross_entropy,
@@ -263,6 +263,7 @@ fn scopes_and_budgets_change_nothing_and_compute_nothing_again() {
     assert_eq!(replayed_products(&nested), 0);
     RematStats::reset_thread();
     let budget = || {
+        let _apart = apart();
         let _budget = MemoryBudget::bytes(4096).install();
         managed.differentiate(loss(&managed))
     };

@@ -5,6 +5,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
 use burn_amp::AmpError;
+use burn_checkpoint::apart;
 use burn_ranks::thread::model_thread;
 
 use super::trainer::{Contender, Look};
@@ -12,8 +13,8 @@ use super::trainer::{Contender, Look};
 /// Something to do with the contender.
 type Task = Box<dyn FnOnce(&mut dyn Contender) + Send>;
 
-/// A contender on its own thread, which runs every task there: state of a thread, such as a budget,
-/// then belongs to this contender alone. A panic of a task is passed on to the caller.
+/// A contender on its own thread, which runs every task there: state of a thread, such as a policy
+/// or a budget apart from the process's, then belongs to this contender alone. A panic of a task is passed on to the caller.
 pub struct Apart {
     /// `None` tells the thread to end.
     tasks: Option<Sender<Task>>,
@@ -36,6 +37,7 @@ impl Apart {
         let (tasks, asked) = channel::<Task>();
         let (made, is_made) = channel();
         let thread = model_thread("bench").spawn(move || {
+            let _apart = apart();
             let mut contender = match catch_unwind(AssertUnwindSafe(make)) {
                 Ok(Ok(contender)) => {
                     let _ = made.send(Ok(Ok(())));

@@ -1,6 +1,6 @@
 //! The training: a loop of its own, because every update is reported.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
 use burn::module::AutodiffModule;
@@ -8,7 +8,7 @@ use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn_accum::{AccumConfig, Accumulation, Counted, GradNorm};
 use burn_amp::GradScaler;
-use burn_checkpoint::MemoryBudget;
+use burn_checkpoint::{InstalledBudget, MemoryBudget, end_step};
 use burn_decorator::split_mix;
 use burn_estimate::DeviceProfile;
 use burn_update::Update;
@@ -56,6 +56,7 @@ pub fn train<B: AutodiffBackend>(
         steps: options.steps.unwrap_or(of_one_epoch),
         update_sequences,
         model: Mutex::new(model),
+        budget: OnceLock::new(),
         text,
     };
     run_ranks(ranks, |rank| {
@@ -78,6 +79,8 @@ struct Run<B: AutodiffBackend> {
     update_sequences: usize,
     text: Text,
     model: Mutex<Llm<B>>,
+    /// In force on all ranks of this process, of which the first one installs it.
+    budget: OnceLock<Option<InstalledBudget>>,
 }
 
 /// The training of one rank.
@@ -121,7 +124,10 @@ impl<B: AutodiffBackend> RankTraining<'_, B> {
             settings.begin()?;
         }
         let checkpoint = self.options.memory.checkpoint;
-        let _budget = checkpoint.budget().map(MemoryBudget::install);
+        let install = || checkpoint.budget().map(MemoryBudget::install);
+        self.run.budget.get_or_init(install);
+        // It does not count what was made so far.
+        end_step();
 
         let records = Records::new(self.options, &handles.reduction)?;
         let tuned = Tuned { model, update };

@@ -9,7 +9,7 @@ use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn_accum::{MicroBatchFound, MicroBatchSearch, find_micro_batch, rehearse};
 use burn_checkpoint::snapshot::{Snapshot, chrome_trace};
-use burn_checkpoint::{InstalledBudget, MemoryBudget, record_all};
+use burn_checkpoint::{InstalledBudget, MemoryBudget, apart, record_all};
 use burn_estimate::{Meta, estimate_run};
 use burn_update::Update;
 use burn_zero::{BatchConfig, FromDeepSpeed, SingleRank};
@@ -24,7 +24,7 @@ use crate::training::precision::Training;
 
 /// Trains two windows of two micro-batches of this size and drops the result; `begins` is called
 /// before each micro-step, with the budget in force. Budget and update are its own, so the
-/// training's stay new. Draws random numbers.
+/// training's stay new; the thread is to be [`apart`]. Draws random numbers.
 fn rehearsal<B: AutodiffBackend>(
     options: &Options,
     job: &Job,
@@ -73,6 +73,7 @@ pub fn find_window<B: AutodiffBackend>(
     let Some(effective_batch) = options.effective_batch else {
         return Ok(None);
     };
+    let _apart = apart();
     let limit_bytes = options.memory_limit.map(|mebibytes| mebibytes << 20);
     let limit_bytes = limit_bytes.or_else(|| device_bytes(options.memory.backend));
     let backend = options.memory.backend.name();
@@ -105,6 +106,7 @@ pub fn plot_memory<B: AutodiffBackend>(
     job: &Job,
     device: &B::Device,
 ) -> Result<(), TrainingError> {
+    let _apart = apart();
     let recording = record_all();
     let limit_bytes = Cell::new(None);
     let micro_batch = job.batch.micro as usize;

@@ -13,7 +13,7 @@ use burn::train::checkpoint::KeepLastNCheckpoints;
 use burn::train::metric::{LearningRateMetric, LossMetric};
 use burn::train::{Interrupter, Learner, SupervisedTraining};
 use burn_accum::MicroBatchFound;
-use burn_checkpoint::{MemoryBudget, RematMetric, RematStats};
+use burn_checkpoint::{MemoryBudget, RematMetric, RematStats, end_step};
 use burn_flex::Flex;
 use burn_ranks::launched;
 use burn_tensorboard::TensorBoard;
@@ -74,6 +74,9 @@ pub fn train<B: AutodiffBackend>(
         text,
         device,
     };
+    // Each rank of this process accounts for itself.
+    let budget = options.memory.checkpoint.budget();
+    let _budget = budget.map(MemoryBudget::install);
     run_ranks(ranks, |rank| run.train(&rank))
 }
 
@@ -193,11 +196,8 @@ impl<B: AutodiffBackend> Run<'_, B> {
 
         let began = Instant::now();
         RematStats::reset_thread();
-        let _budget = options
-            .memory
-            .checkpoint
-            .budget()
-            .map(MemoryBudget::install);
+        // A budget does not count what was made so far.
+        end_step();
         let trained = training.launch(learner);
         let seconds = began.elapsed().as_secs_f64();
         // Restores the terminal.

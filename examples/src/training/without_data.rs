@@ -6,7 +6,7 @@ use burn::module::AutodiffModule;
 use burn::optim::GradientsParams;
 use burn_accum::{AccumConfig, Accumulation};
 use burn_amp::{Bf16, F16, Off, autocast};
-use burn_checkpoint::MemoryBudget;
+use burn_checkpoint::{MemoryBudget, apart};
 use burn_estimate::{Estimate, Meta, MetaDevice, estimate_rank};
 use burn_ranks::{ProcessGroup, SimulatedRank};
 use burn_zero::{
@@ -136,7 +136,8 @@ impl Stack {
         let model = update.prepare(model)?;
         let micro_batches = self.window.steps;
         let first = self.first_length();
-        // As in a training: a budget does not see parameters.
+        // As in a training: a budget does not count parameters. It is this plan's alone.
+        let _apart = apart();
         let _budget = self.checkpoint.budget().map(MemoryBudget::install);
         // The step that the estimate does not count only makes the optimizer's state.
         let mut is_first = true;

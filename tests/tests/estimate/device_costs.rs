@@ -7,7 +7,7 @@ use burn::nn::{Embedding, EmbeddingConfig};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::{Int, Tensor};
 use burn_amp::Autocast;
-use burn_checkpoint::{MemoryBudget, Remat};
+use burn_checkpoint::{MemoryBudget, Remat, apart};
 use burn_estimate::{DeviceProfile, Estimate, Meta, estimate_step};
 use examples::gpt::loader::TokenBatch;
 use examples::gpt::model::GptConfig;
@@ -21,6 +21,7 @@ fn step(budget: Option<MemoryBudget>) -> Estimate {
     let model = GptConfig::new(1024, 12, 12, 768)
         .with_dropout(0.1)
         .init::<B>(&device);
+    let _apart = apart();
     let _budget = budget.map(MemoryBudget::install);
     let mut optimizer = SgdConfig::new().init();
     let (estimate, _) = estimate_step::<B, _>(model, |model| {

@@ -26,7 +26,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::module::attention;
 use burn_accum::AccumConfig;
 use burn_amp::{Autocast, Bf16, F16};
-use burn_checkpoint::{MemoryBudget, Remat, RematStats};
+use burn_checkpoint::{MemoryBudget, Remat, RematStats, apart};
 use burn_estimate::{
     DeviceProfile, Estimate, Holder, Kind, Meta, MetaDevice, Shares, estimate_run, estimate_step,
 };
@@ -75,6 +75,7 @@ impl<P: Program> Case<'_, P> {
         device: &B::Device,
         run: impl FnOnce(P::Model<B>, &mut dyn FnMut(P::Model<B>) -> P::Model<B>) -> R,
     ) -> R {
+        let _apart = apart();
         let _budget = self
             .budget_bytes
             .map(|bytes| MemoryBudget::bytes(bytes).install());

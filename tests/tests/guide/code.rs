@@ -230,7 +230,7 @@ for block in &self.blocks {
     }
 
     fn budgets() -> Done {
-let budget = MemoryBudget::bytes(8 << 30).install();      // until dropped, on this thread
+let budget = MemoryBudget::bytes(8 << 30).install();      // until dropped, on every thread
 let budget = MemoryBudget::fraction(0.4)?.install();      // of what the first step takes, which runs unconstrained
 
         drop(budget);

@@ -114,7 +114,7 @@ fn unknown_names_list_the_valid_ones() {
 #[test]
 fn libtorch_that_is_not_mended_is_refused() {
     use burn::backend::Autodiff;
-    use burn_checkpoint::{MemoryBudget, Remat, checkpoint};
+    use burn_checkpoint::{MemoryBudget, Remat, apart, checkpoint};
     use burn_tch::LibTorch;
 
     let product = || {
@@ -126,6 +126,7 @@ fn libtorch_that_is_not_mended_is_refused() {
         drop(checkpoint(|| x.exp()));
     };
     let budget = || {
+        let _apart = apart();
         let _budget = MemoryBudget::bytes(1 << 20).install();
         let x = Tensor::<Autodiff<Remat<LibTorch>>, 2>::ones([2, 2], &Default::default());
         drop(x.exp());

@@ -12,7 +12,7 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_accum::{AccumConfig, ClipByNorm};
 use burn_amp::{Autocast, Bf16, F16, GradScalerConfig};
-use burn_checkpoint::{MemoryBudget, Policy, Remat, checkpoint_with, is_delivered};
+use burn_checkpoint::{MemoryBudget, Policy, Remat, apart, checkpoint_with, is_delivered};
 use burn_flex::Flex;
 use burn_update::Update;
 use burn_zero::{
@@ -176,6 +176,7 @@ impl Case {
         O: Optimizer<M, B>,
     {
         let device = B::Device::default();
+        let _apart = apart();
         let _budget = match (&self.around, memory) {
             (Around::BudgetBytes(bytes), Memory::Host) => {
                 Some(MemoryBudget::bytes(*bytes).install())

@@ -7,7 +7,9 @@ use burn::module::AutodiffModule;
 use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_amp::{Autocast, F16};
-use burn_checkpoint::{MemoryBudget, Policy, Remat, RematStats, checkpoint, checkpoint_with};
+use burn_checkpoint::{
+    MemoryBudget, Policy, Remat, RematStats, apart, checkpoint, checkpoint_with,
+};
 use tests::compare::relative_error;
 use tests::is_vulkan;
 use tests::models::{Classifier, Cnn, Decoder, EncoderDecoder, Mlp, Transformer};
@@ -139,6 +141,7 @@ fn budgets<I: Backend>() {
         };
         for budget in budgets {
             RematStats::reset_thread();
+            let _apart = apart();
             let installed = budget.install();
             let trained = train::<R, N>();
             assert!(

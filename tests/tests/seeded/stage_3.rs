@@ -11,7 +11,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_accum::{AccumConfig, ClipByNorm};
 use burn_amp::{Autocast, Bf16, F16, GradScaler, GradScalerConfig};
-use burn_checkpoint::{MemoryBudget, Remat};
+use burn_checkpoint::{MemoryBudget, Remat, apart};
 use burn_flex::Flex;
 use burn_update::{Update, UpdateError};
 use burn_zero::{
@@ -90,6 +90,7 @@ fn train<B: AutodiffBackend>(stage: Stage, case: &Case) -> Vec<Trained> {
             true => model.map(&mut Freeze(0)),
             false => model,
         };
+        let _apart = apart();
         let _budget = case.budget.map(MemoryBudget::install);
         let settings = ZeroSettings {
             bucket_elements: 500,
