@@ -98,8 +98,8 @@ impl Setting {
         }
     }
 
-    /// Takes a step whenever asked, on this thread: counters are a thread's, and its budget is apart
-    /// from those of the other settings.
+    /// Takes a step whenever asked, on this thread: counters are a thread's, and its budget is
+    /// apart from those of the other settings.
     fn serve(self, asked: &Receiver<()>, done: &Sender<Step>) {
         let _apart = apart();
         let budget = match self {

@@ -7,6 +7,7 @@ mod probe;
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Barrier;
 
 use burn::backend::Autodiff;
 use burn::data::dataloader::Progress;
@@ -269,8 +270,55 @@ fn a_guard_shows_the_accounts_of_all_threads() {
     assert_eq!(held, (4 * 256, vec![Some(8 * 256); 2]));
     // What the thread held at most is known after its end.
     assert_eq!((budget.live_bytes(), budget.peak_bytes()), (256, 3 * 256));
-    assert_eq!(budget.limit_bytes(), [Some(8 * 256)]);
+    // What it left is counted until it is dropped, also where other threads begin.
+    let left = on_a_thread(make);
+    assert_eq!(on_a_thread(|| budget.live_bytes()), 2 * 256);
+    drop(left);
+    on_a_thread(|| drop(make()));
+    assert_eq!((budget.live_bytes(), budget.peak_bytes()), (256, 3 * 256));
     drop(x);
+}
+
+#[test]
+fn a_recording_goes_on_where_that_of_another_thread_ends() {
+    let _alone = alone();
+    let turn = Barrier::new(2);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            let first = record_all();
+            turn.wait();
+            turn.wait();
+            drop(first);
+            turn.wait();
+        });
+        turn.wait();
+        let second = record_all();
+        turn.wait();
+        turn.wait();
+        drop(Tensor::<Remat<Flex>, 1>::ones([64], &Default::default()).exp());
+        assert!(!second.finish().is_empty());
+    });
+    assert_eq!(recorder(), Recorder::None);
+}
+
+#[test]
+fn a_fraction_does_not_measure_what_was_made_before_the_first_step() {
+    let _alone = alone();
+    let limit = |kib: usize| {
+        let budget = MemoryBudget::fraction(0.5).expect("a part").install();
+        let device = Default::default();
+        let made = Tensor::<Managed, 1>::ones([kib * 256], &device);
+        drop(made.clone().exp());
+        end_step();
+        let x = Tensor::<Managed, 1>::ones([256], &device).require_grad();
+        drop(x.clone().exp().log().sum().backward());
+        end_step();
+        drop(made);
+        budget.limit_bytes()[0].expect("measured")
+    };
+    let small = limit(1);
+    assert!(small > 0);
+    assert_eq!(limit(100), small);
 }
 
 #[test]

@@ -38,8 +38,8 @@ impl<T> Default for UseOrder<T> {
 impl<T: Copy + PartialEq> UseOrder<T> {
     /// From now on the uses of a step are expected to be these. A step begins.
     ///
-    /// If they are others before those that were expected, the others are taken to be of no step,
-    /// such as those of a validation, and are expected if the next step has them too.
+    /// If `uses` ends with those that are expected so far and has others before them, the others are
+    /// taken to be a validation's: the expectation stays, unless the next step has the same `uses`.
     pub fn expect(&mut self, uses: Vec<T>) {
         let is_longer = !self.uses.is_empty() && uses.ends_with(&self.uses);
         if is_longer && uses != self.uses && self.longer != uses {

@@ -12,8 +12,8 @@ pub(crate) const REDUCE: &str = "reduce";
 /// The name of a configuration in an update's errors.
 const DEEPSPEED: &str = "DeepSpeed";
 
-/// Errors of ZeRO: all public functions return it. A variant of one part of the crate holds the
-/// fault of that part, which says what is wrong:
+/// Errors of ZeRO. Functions that make or run an update return it as an `UpdateError`. A variant of
+/// one part of the crate holds the fault of that part, which says what is wrong:
 ///
 /// ```
 /// use burn_zero::{ZeroError, record::{RecordFault, ShardedRecord}};

@@ -7,7 +7,7 @@ use burn_ranks::thread::MODEL_STACK_BYTES;
 const STEP_BYTES: usize = 4 << 20;
 
 /// Runs `work` on this thread, with a new stack if too little is left of the thread's own. State of
-/// the thread stays: a budget that the user installed there, the rank context.
+/// the thread stays, such as the policy and the rank context.
 pub(crate) fn with_stack<R>(work: impl FnOnce() -> R) -> R {
     stacker::maybe_grow(STEP_BYTES, MODEL_STACK_BYTES, work)
 }

@@ -1,6 +1,6 @@
 //! What each thread holds under a budget of the process.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use burn_backend::DeviceId;
@@ -13,10 +13,9 @@ use crate::observe::stats::Counts;
 /// A budget that is installed, with an account of each thread that it came into force on.
 pub(crate) struct Installed {
     pub settings: MemoryBudget,
-    /// Whether its guard is gone: then threads close their accounts.
-    is_over: AtomicBool,
-    accounts: Mutex<Vec<Weak<Account>>>,
-    /// The highest peak of the accounts that are gone, with their threads.
+    /// Also those of threads that have ended, until nothing is left of what they made.
+    accounts: Mutex<Vec<Arc<Account>>>,
+    /// The highest peak of the accounts that are closed.
     earlier_peak: AtomicU64,
 }
 
@@ -24,38 +23,36 @@ impl Installed {
     pub fn new(settings: MemoryBudget) -> Arc<Self> {
         Arc::new(Self {
             settings,
-            is_over: AtomicBool::new(false),
             accounts: Mutex::default(),
             earlier_peak: AtomicU64::new(0),
         })
     }
 
-    /// Opens the account of a thread.
+    /// Opens the account of a thread, and closes those of threads that have ended.
     pub fn open(self: &Arc<Self>) -> Arc<Account> {
         let account = Arc::new(Account {
-            budget: self.clone(),
+            settings: self.settings,
+            budget: Arc::downgrade(self),
             devices: Mutex::default(),
         });
-        let mut accounts = self.accounts.lock();
-        accounts.retain(|account| account.strong_count() > 0);
-        accounts.push(Arc::downgrade(&account));
+        let ended: Vec<_> = {
+            let mut accounts = self.accounts.lock();
+            let has_ended = |account: &mut Arc<Account>| account.has_ended();
+            let ended = accounts.extract_if(.., has_ended).collect();
+            accounts.push(account.clone());
+            ended
+        };
+        for budget in ended.iter().flat_map(|account| account.budgets()) {
+            let peak = budget.counts.highest();
+            self.earlier_peak.fetch_max(peak, Ordering::Relaxed);
+            budget.step_is_over();
+        }
         account
     }
 
-    pub fn end(&self) {
-        self.is_over.store(true, Ordering::Release);
-    }
-
-    pub fn is_over(&self) -> bool {
-        self.is_over.load(Ordering::Acquire)
-    }
-
-    /// The budgets of all devices of all threads that have not ended.
+    /// The budgets of all devices of all threads.
     pub fn budgets(&self) -> Vec<Arc<Budget>> {
-        let accounts: Vec<_> = {
-            let accounts = self.accounts.lock();
-            accounts.iter().filter_map(Weak::upgrade).collect()
-        };
+        let accounts = self.accounts.lock().clone();
         accounts.iter().flat_map(|it| it.budgets()).collect()
     }
 
@@ -69,14 +66,34 @@ impl Installed {
 
 /// What one thread holds under a budget, by device.
 pub(crate) struct Account {
-    pub budget: Arc<Installed>,
+    settings: MemoryBudget,
+    budget: Weak<Installed>,
     devices: Mutex<Vec<Arc<MemoryStats>>>,
 }
 
 impl Account {
+    pub fn settings(&self) -> MemoryBudget {
+        self.settings
+    }
+
+    pub fn is_of(&self, budget: &Arc<Installed>) -> bool {
+        Weak::as_ptr(&self.budget) == Arc::as_ptr(budget)
+    }
+
+    /// Whether the budget's guard is gone.
+    pub fn is_over(&self) -> bool {
+        self.budget.strong_count() == 0
+    }
+
+    /// Whether its thread has ended, and what that made is gone. While it lives the thread has the
+    /// account too.
+    fn has_ended(self: &Arc<Self>) -> bool {
+        Arc::strong_count(self) == 1 && self.budgets().all(|budget| budget.live() == 0)
+    }
+
     /// Counters of a device on which the thread has none yet.
     pub fn open_device(&self, device: DeviceId, thread: &Arc<Counts>) -> Arc<MemoryStats> {
-        let memory = MemoryStats::new(device, thread, Some(self.budget.settings));
+        let memory = MemoryStats::new(device, thread, Some(self.settings));
         self.devices.lock().push(memory.clone());
         memory
     }
@@ -85,16 +102,8 @@ impl Account {
         self.devices.lock().clone()
     }
 
-    pub fn budgets(&self) -> impl Iterator<Item = Arc<Budget>> {
+    pub fn budgets(&self) -> impl Iterator<Item = Arc<Budget>> + use<> {
         let devices = self.devices().into_iter();
         devices.filter_map(|memory| memory.budget().cloned())
-    }
-}
-
-impl Drop for Account {
-    fn drop(&mut self) {
-        let peaks = self.budgets().map(|budget| budget.counts.highest());
-        let peak = peaks.max().unwrap_or(0);
-        self.budget.earlier_peak.fetch_max(peak, Ordering::Relaxed);
     }
 }

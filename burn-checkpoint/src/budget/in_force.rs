@@ -36,13 +36,9 @@ impl Budgets {
         self.change(|stack| stack.push(installed))
     }
 
-    /// Ends a budget.
+    /// Takes a budget out of force.
     pub fn remove(&self, ticket: u64) {
-        self.change(|stack| {
-            if let Some(installed) = stack.remove(ticket) {
-                installed.end();
-            }
-        });
+        drop(self.change(|stack| stack.remove(ticket)));
     }
 
     fn change<R>(&self, change: impl FnOnce(&mut Stack<Arc<Installed>>) -> R) -> R {
@@ -66,9 +62,11 @@ pub(crate) fn changes() -> u64 {
 
 /// Takes this thread out of the budgets of the process until the guard is dropped: none of those is
 /// in force on it, and what it installs is in force on no other thread. For a step that runs beside
-/// a training without being a part of it, such as an estimate's, and for tests.
+/// a training without being a part of it, such as an estimate's, and for tests. Threads that it
+/// starts are not apart.
 ///
-/// The account of a budget that was in force goes on afterwards where it was.
+/// The account of a budget that was in force goes on afterwards, with a new forward pass: call it
+/// between steps.
 ///
 /// ```
 /// use burn_checkpoint::{MemoryBudget, Recorder, apart, recorder};

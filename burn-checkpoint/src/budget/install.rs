@@ -13,20 +13,19 @@ impl MemoryBudget {
     /// thread has the limit on each device, counted separately. A thread applies it from its next
     /// operation on a tensor of [`Remat`](crate::Remat), the calling one from now on. Install it
     /// once, before ranks that are threads begin. Of several budgets the newest is in force, in
-    /// whichever order the guards are dropped: `budget = MemoryBudget::bytes(n).install();` replaces
-    /// one by another.
+    /// whichever order the guards are dropped: `budget = MemoryBudget::bytes(n).install();`
+    /// replaces one by another.
     ///
     /// # Cost
     ///
-    /// Nothing by itself. Every operation is then recorded, also of a thread that does not train but
-    /// prepares batches: two allocations each, its
-    /// node and its recipe, and one for each operand that is not managed; its operands live as long
-    /// as its result may be needed. One on gradients takes a single small allocation, for the count
-    /// of its result's bytes. To make room, the budget examines a few of the tensors that may be
-    /// evicted, those with the least cost for their bytes;
-    /// [`RematStats::search_time`](crate::RematStats::search_time) is the time of these searches. A
-    /// step that runs the same operations as the one before, with as many live bytes, evicts the
-    /// same tensors without a search.
+    /// Nothing by itself. Every operation is then recorded, also of a thread that does not train
+    /// but prepares batches: two allocations each, its node and its recipe, and one for each
+    /// operand that is not managed; its operands live as long as its result may be needed. One on
+    /// gradients takes a single small allocation, for the count of its result's bytes. To make room,
+    /// the budget examines a few of the tensors that may be evicted, those with the least cost for
+    /// their bytes; [`RematStats::search_time`](crate::RematStats::search_time) is the time of these
+    /// searches. A step that runs the same operations as the one before, with as many live bytes,
+    /// evicts the same tensors without a search.
     ///
     /// ```
     /// use burn::tensor::Tensor;
@@ -56,12 +55,19 @@ impl MemoryBudget {
 }
 
 /// Ends a step of the calling thread for the budget in force, if there is one, as
-/// [`InstalledBudget::step`] does: also for optimizers whose state on the device differs
-/// between ranks, which must evict the same tensors in forward and backward.
+/// [`InstalledBudget::step`] does: also for optimizers whose state on the device differs between
+/// ranks, which must evict the same tensors in forward and backward.
 pub fn end_step() {
     if let Some(account) = context::in_force() {
         step(&account);
     }
+}
+
+/// Records every operation until the guard is dropped, if no budget with a limit does: one without
+/// a limit may be in force for another recording, which may end before this one.
+pub(crate) fn record_operations() -> Option<InstalledBudget> {
+    let has_limit = context::in_force().is_some_and(|account| account.settings().has_limit());
+    (!has_limit).then(|| MemoryBudget::unlimited().install())
 }
 
 fn step(account: &Account) {
@@ -86,8 +92,9 @@ impl std::fmt::Debug for InstalledBudget {
 
 impl InstalledBudget {
     /// Ends a step of the calling thread: its live tensors are now parameters, optimizer state and
-    /// results, which are neither evicted nor counted any more. Takes time in proportion to the
-    /// number of live tensors.
+    /// results, which are neither evicted nor counted any more. Before the first step: what was
+    /// made so far is not counted, nor measured by a [fraction](MemoryBudget::fraction). Takes time
+    /// in proportion to the number of live tensors.
     ///
     /// # Panics
     ///
@@ -99,8 +106,8 @@ impl InstalledBudget {
         }
     }
 
-    /// The limit in bytes on each device of each thread that made tensors under it and has not
-    /// ended; `None` while it is measured.
+    /// The limit in bytes on each device of each thread that made tensors under it; `None` while it
+    /// is measured.
     pub fn limit_bytes(&self) -> Vec<Option<u64>> {
         let budgets = self.installed.budgets();
         budgets.iter().map(|budget| budget.limit()).collect()
@@ -120,6 +127,8 @@ impl InstalledBudget {
 
 impl Drop for InstalledBudget {
     fn drop(&mut self) {
+        let budgets = self.installed.budgets();
+        budgets.iter().for_each(|budget| budget.step_is_over());
         self.budgets.remove(self.ticket);
         context::follow();
     }

@@ -339,13 +339,18 @@ impl Budget {
         self.nodes.lock().begin_step(last_place);
     }
 
-    /// A step ends: every live tensor is state. It loses its recipe and is no longer counted.
+    /// A step ends: every live tensor is state. It loses its recipe and is no longer counted. What
+    /// was made before the first step is not measured.
     pub fn step_ends(&self) {
+        let has_trained = self.differentiated.load(Ordering::Relaxed);
         self.ends_step();
         self.counts.remove(self.constants.lock().retire());
         for node in self.alive() {
             node.settle();
             node.retire();
+        }
+        if !has_trained && self.settings.fraction.is_some() && self.limit().is_none() {
+            self.counts.forget_highest();
         }
     }
 

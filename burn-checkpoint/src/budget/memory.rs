@@ -38,8 +38,8 @@ impl MemoryStats {
     /// Whether a tensor that came back may be evicted again; also while the limit is measured.
     #[inline]
     pub fn may_evict(&self) -> bool {
-        let settings = self.budget().map(|budget| &budget.settings);
-        settings.is_some_and(|settings| settings.fraction.is_some() || settings.bytes < u64::MAX)
+        self.budget()
+            .is_some_and(|budget| budget.settings.has_limit())
     }
 
     /// Whether an operation for which the device has no memory runs again.

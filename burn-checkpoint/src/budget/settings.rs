@@ -6,17 +6,16 @@ use crate::error::RematError;
 
 /// A limit on the bytes that managed tensors of a step occupy at one time, for each device.
 ///
-/// While it is installed every operation is recorded. Before an operation would
-/// exceed the limit, tensors are evicted: those that are cheap to compute again (with what would
-/// have to be computed for that first), large and not used for long. Backward brings them back by
-/// using them. Which tensors are evicted depends on shapes alone, so every run and every rank
-/// evicts the same ones.
+/// While it is installed every operation is recorded. Before an operation would exceed the limit,
+/// tensors are evicted: those that are cheap to compute again (with what would have to be computed
+/// for that first), large and not used for long. Backward brings them back by using them. Which
+/// tensors are evicted depends on shapes alone, so every run and every rank evicts the same ones.
 ///
 /// # What is counted
 ///
-/// What operations make: activations, random numbers, gradients; not what was there
-/// before, nor what survives a step (new parameters, optimizer state). Views count once with what
-/// they are views of, [`delivered`](crate::delivered()) tensors during their uses.
+/// What operations make: activations, random numbers, gradients; not what was there before, nor
+/// what survives a step (new parameters, optimizer state). Views count once with what they are
+/// views of, [`delivered`](crate::delivered()) tensors during their uses.
 ///
 /// # Before it is made
 ///
@@ -123,6 +122,11 @@ impl MemoryBudget {
     /// of all tensors; see [`record_all`](crate::record_all()).
     pub fn unlimited() -> Self {
         Self::bytes(u64::MAX)
+    }
+
+    /// Whether anything may be evicted.
+    pub(crate) fn has_limit(&self) -> bool {
+        self.fraction.is_some() || self.bytes < u64::MAX
     }
 
     /// A limit as a fraction of what the first step occupies at most, forward and backward,

@@ -7,11 +7,10 @@ use burn_decorator::gauge_metric;
 use parking_lot::Mutex;
 
 use crate::RematStats;
-use crate::budget::MemoryBudget;
+use crate::budget::install::record_operations;
 use crate::error::size;
 use crate::observe::snapshot::InUse;
 use crate::observe::trace;
-use crate::record::context;
 
 /// A number of [`RematStats::of_process`] after each batch: for
 /// `training.metric_train_numeric(RematMetric::peak_bytes())`. What was evicted and replayed before
@@ -77,14 +76,16 @@ fn since_now(name: &str, about: &'static str, read: fn(RematStats) -> f64) -> Ga
 /// [holders](crate::observe::snapshot::Holder) at that time: for
 /// `training.metric_train_numeric(HoldersMetric::new())`.
 ///
-/// It counts every tensor of the thread that makes the metric: where no [`MemoryBudget`] is in
-/// force, [`MemoryBudget::unlimited`] is until all clones of the metric are dropped. The Learner computes metrics on a thread of its own, so a read may come while the next
-/// step runs: then the next value is of what is left of that step.
+/// It counts every tensor of the thread that makes the metric. Where no
+/// [`MemoryBudget`](crate::MemoryBudget) is in force,
+/// [`MemoryBudget::unlimited`](crate::MemoryBudget::unlimited) is, on every thread, until all clones
+/// of the metric are dropped. The Learner computes metrics on a thread of its own, so a read may
+/// come while the next step runs: then the next value is of what is left of that step.
 ///
 /// # Cost
 ///
-/// Those of [`record`](crate::observe::trace::record) and of [`MemoryBudget::install`],
-/// until all clones are dropped.
+/// Those of [`record`](crate::observe::trace::record) and of
+/// [`MemoryBudget::install`](crate::MemoryBudget::install), until all clones are dropped.
 #[derive(Clone, Debug)]
 pub struct HoldersMetric(Gauge);
 
@@ -103,8 +104,7 @@ impl HoldersMetric {
     /// Follows the tensors of this thread, which is to be the one that trains.
     #[allow(clippy::new_without_default, reason = "it begins a recording")]
     pub fn new() -> Self {
-        let has_budget = context::in_force().is_some();
-        let unlimited = (!has_budget).then(|| MemoryBudget::unlimited().install());
+        let unlimited = record_operations();
         let recording = trace::record();
         let last = Arc::new(Mutex::new(Shown::default()));
         let shown = last.clone();

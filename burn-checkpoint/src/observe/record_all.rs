@@ -1,17 +1,20 @@
 //! A recording of every tensor of a thread.
 
-use crate::budget::MemoryBudget;
-use crate::budget::install::InstalledBudget;
+use crate::budget::install::{InstalledBudget, record_operations};
 use crate::observe::trace::{self, Event, Recording};
-use crate::record::context;
 
 /// Collects what happens to every tensor of this thread from now on: [`trace::record`] alone sees
 /// the tensors of scopes, and all tensors only while a [`MemoryBudget`] is in force. Where none is,
-/// [`MemoryBudget::unlimited`] is in force until the recording ends; nothing is evicted by it.
+/// [`MemoryBudget::unlimited`] is in force, on every thread, until the recording ends; nothing is
+/// evicted by it.
 ///
 /// # Cost
 ///
 /// Those of [`trace::record`] and of [`MemoryBudget::install`].
+///
+/// [`MemoryBudget`]: crate::MemoryBudget
+/// [`MemoryBudget::unlimited`]: crate::MemoryBudget::unlimited
+/// [`MemoryBudget::install`]: crate::MemoryBudget::install
 ///
 /// ```
 /// use burn::backend::Autodiff;
@@ -26,9 +29,8 @@ use crate::record::context;
 /// println!("{}", Snapshot::at_peak(&recording.finish()).expect("there were tensors"));
 /// ```
 pub fn record_all() -> FullRecording {
-    let has_budget = context::in_force().is_some();
     FullRecording {
-        _unlimited: (!has_budget).then(|| MemoryBudget::unlimited().install()),
+        _unlimited: record_operations(),
         recording: trace::record(),
     }
 }

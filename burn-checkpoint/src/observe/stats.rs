@@ -153,6 +153,12 @@ impl Counts {
         *self.others.lock() = RematStats::default();
     }
 
+    /// Sets the peak and the highest bytes of all time to the live bytes.
+    pub fn forget_highest(&self) {
+        self.highest.store(self.live(), Ordering::Relaxed);
+        self.peak.store(self.live(), Ordering::Relaxed);
+    }
+
     pub fn reset_peak(&self) {
         self.highest.store(self.highest(), Ordering::Relaxed);
         self.peak.store(self.live(), Ordering::Relaxed);

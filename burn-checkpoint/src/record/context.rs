@@ -96,7 +96,7 @@ impl Context {
     /// The account of a budget that is in force now, which may be a new one.
     fn account(&mut self, installed: &Arc<Installed>) -> Arc<Account> {
         let mut accounts = self.accounts.iter();
-        if let Some(account) = accounts.find(|it| Arc::ptr_eq(&it.budget, installed)) {
+        if let Some(account) = accounts.find(|it| it.is_of(installed)) {
             return account.clone();
         }
         let account = installed.open();
@@ -187,24 +187,27 @@ fn set_unrecorded(is_unrecorded: bool) -> bool {
     })
 }
 
-/// Looks which budget is in force on this thread, and closes its accounts of those that are over.
+/// Looks which budget is in force on this thread, and gives up its accounts of those that are over.
 #[cold]
 pub(crate) fn follow() {
     let (newest, changes) = Budgets::of_thread().newest();
     FLAGS.with(|flags| flags.known.set(changes));
     // Does nothing while the thread ends.
-    let closed = CONTEXT.try_with(|context| {
+    let over = CONTEXT.try_with(|context| {
         let mut context = context.borrow_mut();
-        let in_force = context.in_force.as_ref().map(|it| Arc::as_ptr(&it.budget));
-        if newest.as_ref().map(Arc::as_ptr) != in_force {
+        let in_force = context.in_force.as_ref();
+        let is_in_force = match &newest {
+            Some(newest) => in_force.is_some_and(|account| account.is_of(newest)),
+            None => in_force.is_none(),
+        };
+        if !is_in_force {
             context.change_budget(newest.as_ref());
         }
-        let is_over = |account: &mut Arc<Account>| account.budget.is_over();
+        let is_over = |account: &mut Arc<Account>| account.is_over();
         context.accounts.extract_if(.., is_over).collect::<Vec<_>>()
     });
-    let closed = closed.iter().flatten();
-    let budgets = closed.flat_map(|account| account.budgets());
-    budgets.for_each(|budget| budget.step_is_over());
+    // Outside of the borrow.
+    drop(over);
 }
 
 /// The budgets that this thread has apart from those of the process.
@@ -514,7 +517,7 @@ pub(crate) fn account(of: &Arc<Installed>) -> Option<Arc<Account>> {
     records();
     CONTEXT.with_borrow(|context| {
         let mut accounts = context.accounts.iter();
-        accounts.find(|it| Arc::ptr_eq(&it.budget, of)).cloned()
+        accounts.find(|it| it.is_of(of)).cloned()
     })
 }
 

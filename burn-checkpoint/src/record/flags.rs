@@ -29,7 +29,7 @@ thread_local! {
 
 /// What this thread is doing.
 pub(crate) struct Flags {
-    /// The number of changes of the process's budgets that this thread has followed.
+    /// The number of changes of budgets, of any thread, that this one has followed.
     pub known: Cell<u64>,
     pub in_scope: Cell<bool>,
     pub has_budget: Cell<bool>,

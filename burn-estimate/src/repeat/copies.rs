@@ -19,8 +19,8 @@ pub(super) struct Copies<'a> {
     middle: i64,
     /// How many times.
     more: i64,
-    /// What the numbers in the names of parameters are higher than those of their blocks.
-    names: i64,
+    /// The number in a parameter's name minus that of its block.
+    name_offset: i64,
     /// When each pass comes to the middle block.
     begins: Vec<u64>,
     /// New names, by the address of the old one and the new number.
@@ -54,8 +54,8 @@ struct Near {
 }
 
 impl<'a> Copies<'a> {
-    /// `None` if the blocks in the middle are not alike, or have other storages than the `grown` ones
-    /// of a block.
+    /// `None` if the blocks in the middle are not alike, or have other storages than the `grown`
+    /// ones of a block.
     pub fn new(
         recording: &'a Recording,
         passes: &'a Passes,
@@ -68,12 +68,12 @@ impl<'a> Copies<'a> {
             passes,
             middle,
             more: more as i64,
-            names: 0,
+            name_offset: 0,
             begins: Vec::new(),
             renamed: RefCell::default(),
             upcoming: RefCell::default(),
         };
-        this.names = this.names_of_blocks();
+        this.name_offset = this.name_offset();
         for pass in &passes.0 {
             let begins = pass.begins(middle);
             let added = match pass.order {
@@ -91,9 +91,9 @@ impl<'a> Copies<'a> {
         (are_alike && lives.len() == grown).then_some(this)
     }
 
-    /// What the numbers in names are higher than those of blocks: of most storages of the first
-    /// pass.
-    fn names_of_blocks(&self) -> i64 {
+    /// The number in a parameter's name minus that of its block, as most storages of the first pass
+    /// have it.
+    fn name_offset(&self) -> i64 {
         let mut found: FxHashMap<i64, usize> = FxHashMap::default();
         for storage in &self.recording.storages {
             let place = self.passes.place(storage.born);
@@ -103,11 +103,11 @@ impl<'a> Copies<'a> {
             }
         }
         let most = found.into_iter().max_by_key(|(_, times)| *times);
-        most.map_or(0, |(names, _)| names)
+        most.map_or(0, |(offset, _)| offset)
     }
 
-    /// The block of a storage, if it is of one: where it is allocated, or else where it is freed. What
-    /// outlives the step is of the block that used it last.
+    /// The block of a storage, if it is of one: where it is allocated, or else where it is freed.
+    /// What outlives the step is of the block that used it last.
     fn block(&self, storage: &Storage) -> Option<i64> {
         let outlives = storage.born <= self.recording.start && storage.died == u64::MAX;
         let ends = if outlives {
@@ -262,7 +262,8 @@ impl<'a> Copies<'a> {
             return name.clone();
         };
         let becomes = becomes.map(|(block, deep)| number + deep - block);
-        let becomes = becomes.unwrap_or_else(|| self.deep(number - self.names) + self.names);
+        let becomes =
+            becomes.unwrap_or_else(|| self.deep(number - self.name_offset) + self.name_offset);
         if becomes == number {
             return name.clone();
         }

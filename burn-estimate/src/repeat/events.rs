@@ -221,8 +221,12 @@ fn are_exactly(some: &[Event], others: &[Event]) -> bool {
     same_events(some, others) == some.len()
 }
 
-/// The transfers, if nothing else happens.
+/// The transfers, if nothing else happens and all are of one time.
 fn only_transfers(events: &[Event]) -> Option<Vec<usize>> {
+    let mut pairs = events.iter().zip(&events[1..]);
+    if pairs.any(|(event, next)| event.at != next.at) {
+        return None;
+    }
     let transfers = events.iter().map(|event| match event.what {
         What::Transfer(number) => Some(number),
         _ => None,

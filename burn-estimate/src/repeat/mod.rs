@@ -24,7 +24,9 @@ impl Estimate {
     /// blocks in the middle are not alike: then the deep model has to be run.
     ///
     /// Both estimates are those of runs, not [`shared`](Self::shared) ones. Their models need about
-    /// six blocks: the first ones and the last ones may differ from those in the middle.
+    /// six blocks: the first ones and the last ones may differ from those in the middle. A kind of
+    /// block that only the deep model has, such as another attention in every twelfth, is not
+    /// noticed.
     ///
     /// ```
     /// use burn::backend::Autodiff;
@@ -78,5 +80,59 @@ impl Estimate {
             host_bytes: linear(self.host_bytes, fewer.host_bytes),
             ..Self::of(Arc::new(recording), Shares::NONE)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::backend::Autodiff;
+    use burn::nn::{Linear, LinearConfig};
+    use burn::optim::{GradientsParams, Optimizer, SgdConfig};
+    use burn::tensor::Tensor;
+
+    use super::*;
+    use crate::{Meta, MetaDevice, estimate_on};
+
+    type B = Autodiff<Meta>;
+
+    /// The step of a model, every third block of which has another activation if it is `uneven`.
+    fn of_blocks(blocks: usize, uneven: bool) -> Estimate {
+        let device = MetaDevice::new(9);
+        let block = || LinearConfig::new(64, 64).init::<B>(&device);
+        let model: Vec<_> = std::iter::repeat_with(block).take(blocks).collect();
+        let mut sgd = SgdConfig::new().init::<B, Vec<Linear<B>>>();
+        let step = |model: Vec<Linear<B>>| {
+            let x = Tensor::<B, 2>::zeros([16, 64], &device);
+            let blocks = model.iter().enumerate();
+            let y = blocks.fold(x, |x, (number, block)| {
+                let y = block.forward(x);
+                if uneven && number % 3 == 0 {
+                    y.exp().sin()
+                } else {
+                    y.tanh()
+                }
+            });
+            let gradients = GradientsParams::from_grads(y.mean().backward(), &model);
+            sgd.step(1e-3, model, gradients)
+        };
+        estimate_on::<B, _>(device, model, step).0
+    }
+
+    #[test]
+    fn what_is_not_alike_is_not_repeated() {
+        let (few, fewer) = (of_blocks(7, false), of_blocks(6, false));
+        let deep = few.with_more_blocks(&fewer, 13).expect("alike");
+        assert_eq!(deep.peak_bytes, of_blocks(20, false).peak_bytes);
+        assert!(few.with_more_blocks(&few, 13).is_none(), "no block more");
+        assert!(fewer.with_more_blocks(&few, 13).is_none(), "a block less");
+        for blocks in [6, 7, 8] {
+            let (few, fewer) = (of_blocks(blocks + 1, true), of_blocks(blocks, true));
+            assert!(few.with_more_blocks(&fewer, 13).is_none(), "{blocks}");
+        }
+        let shared = few.shared(Shares {
+            offload: true,
+            ..Shares::NONE
+        });
+        assert!(shared.with_more_blocks(&fewer, 13).is_none(), "no run");
     }
 }

@@ -408,7 +408,7 @@ impl<LC: LearningComponentsTypes + 'static> UpdateStrategy<LC> {
 }
 
 /// Runs a training on this thread, with a new stack if too little is left of the thread's own for a
-/// model that is large by value. State of the thread stays: a budget that the user installed there.
+/// model that is large by value. State of the thread stays, such as a policy.
 fn with_stack<R>(train: impl FnOnce() -> R) -> R {
     stacker::maybe_grow(MODEL_STACK_BYTES / 2, MODEL_STACK_BYTES, train)
 }

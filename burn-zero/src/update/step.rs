@@ -391,9 +391,7 @@ impl<I: Backend> UpdatedShards<I> {
         });
         makers.collect()
     }
-}
 
-impl<I: Backend> UpdatedShards<I> {
     /// The versions of a sharded model, with new ones of the updated shards in this memory.
     ///
     /// # Errors

@@ -19,20 +19,19 @@
 //!   PyTorch.
 
 mod alone;
-mod apart;
 mod compare;
 mod error;
 mod fit;
 mod memory;
 mod operations;
 mod options;
+mod own_thread;
 mod plot;
 mod report;
 mod rounds;
 mod setting;
 mod statistics;
 mod table;
-#[cfg(test)]
 mod tests;
 mod torch;
 mod trainer;

@@ -14,9 +14,9 @@ use burn_checkpoint::{CheckpointedUnits, InstalledBudget, MemoryBudget, RematSta
 use burn_decorator::gradient;
 use burn_update::Update;
 
-use super::apart::Apart;
 use super::memory::{Watched, watch};
 use super::options::Workload;
+use super::own_thread::OwnThread;
 use super::setting::{Setting, Stack};
 use examples::backend::BackendName;
 use examples::gpt::loader::TokenBatch;
@@ -91,7 +91,8 @@ impl<B: Backend> Clone for Task<B> {
 }
 
 /// The training of a setting: the same weights and the same batch for each. With a budget it runs
-/// on its own thread, because a budget belongs to a thread and must last from step to step.
+/// on a thread of its own that is apart, so that the budget lasts from step to step and is in force
+/// on no other setting.
 ///
 /// # Errors
 ///
@@ -104,7 +105,7 @@ pub fn contender<B: Backend>(
         return contender_here(setting, task);
     }
     let task = task.clone();
-    let apart = Apart::start(move || contender_here(setting, &task))?;
+    let apart = OwnThread::start(move || contender_here(setting, &task))?;
     Ok(Box::new(apart))
 }
 

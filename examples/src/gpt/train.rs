@@ -195,9 +195,9 @@ impl<B: AutodiffBackend> Run<'_, B> {
         };
 
         let began = Instant::now();
-        RematStats::reset_thread();
         // A budget does not count what was made so far.
         end_step();
+        RematStats::reset_thread();
         let trained = training.launch(learner);
         let seconds = began.elapsed().as_secs_f64();
         // Restores the terminal.

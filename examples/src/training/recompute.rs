@@ -69,8 +69,7 @@ impl Checkpoint {
         is_refused.then(|| format!("{self} needs two blocks or more: --layers is {blocks}"))
     }
 
-    /// The limit for activations, to be [installed](MemoryBudget::install) on the thread that
-    /// trains.
+    /// The limit for activations, to be [installed](MemoryBudget::install) before the ranks begin.
     pub fn budget(self) -> Option<MemoryBudget> {
         match self {
             Self::BudgetMib(mebibytes) => Some(MemoryBudget::bytes(mebibytes << 20)),

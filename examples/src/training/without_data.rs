@@ -143,11 +143,12 @@ impl Stack {
         let mut is_first = true;
         let step = |mut model| {
             let is_first = std::mem::take(&mut is_first);
-            let (micro_batches, length) = match is_first {
-                true => (1, first),
-                false => (micro_batches, Length::Whole),
+            let (backwards, length) = if is_first {
+                (1, first)
+            } else {
+                (micro_batches, Length::Whole)
             };
-            for _ in 0..micro_batches {
+            for _ in 0..backwards {
                 let gradients = backward(&model, length);
                 device.backward_ended();
                 model = update.step(1e-3, model, gradients).expect(STEPS);

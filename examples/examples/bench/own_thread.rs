@@ -13,15 +13,16 @@ use super::trainer::{Contender, Look};
 /// Something to do with the contender.
 type Task = Box<dyn FnOnce(&mut dyn Contender) + Send>;
 
-/// A contender on its own thread, which runs every task there: state of a thread, such as a policy
-/// or a budget apart from the process's, then belongs to this contender alone. A panic of a task is passed on to the caller.
-pub struct Apart {
+/// A contender on its own thread, which runs every task there: state of a thread, such as a policy or
+/// a budget apart from the process's, then belongs to this contender alone. A panic of a task is
+/// passed on to the caller.
+pub struct OwnThread {
     /// `None` tells the thread to end.
     tasks: Option<Sender<Task>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Apart {
+impl OwnThread {
     /// Starts the thread, and makes the contender there.
     ///
     /// # Errors
@@ -79,7 +80,7 @@ impl Apart {
     }
 }
 
-impl Drop for Apart {
+impl Drop for OwnThread {
     fn drop(&mut self) {
         self.tasks = None;
         if let Some(thread) = self.thread.take() {
@@ -89,7 +90,7 @@ impl Drop for Apart {
     }
 }
 
-impl Contender for Apart {
+impl Contender for OwnThread {
     fn enter(&self) {
         self.ask(|contender| contender.enter());
     }
@@ -148,7 +149,7 @@ mod tests {
 
     #[test]
     fn what_is_a_threads_is_the_contenders() {
-        let mut two = [0, 1].map(|_| Apart::start(|| Ok(Box::new(Counts))).unwrap());
+        let mut two = [0, 1].map(|_| OwnThread::start(|| Ok(Box::new(Counts))).unwrap());
         assert_eq!(two[0].step().unwrap(), 1.0);
         assert_eq!(two[1].step().unwrap(), 1.0);
         assert_eq!(two[0].step().unwrap(), 2.0);
@@ -158,11 +159,11 @@ mod tests {
     #[test]
     fn a_panic_arrives_and_is_not_the_end() {
         let _turn = turn();
-        let mut apart = Apart::start(|| Ok(Box::new(Counts))).unwrap();
+        let mut apart = OwnThread::start(|| Ok(Box::new(Counts))).unwrap();
         let panics = (0..3).map(|_| catch_unwind(AssertUnwindSafe(|| drop(apart.step()))).is_err());
         assert_eq!(panics.collect::<Vec<_>>(), [false, false, true]);
         assert_eq!(apart.parameters(), 3);
-        let panic = catch_unwind(|| Apart::start(|| panic!("at the start")).map(drop));
+        let panic = catch_unwind(|| OwnThread::start(|| panic!("at the start")).map(drop));
         assert!(panic.is_err());
     }
 }
