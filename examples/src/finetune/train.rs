@@ -125,7 +125,7 @@ impl<B: AutodiffBackend> RankTraining<'_, B> {
         }
         let checkpoint = self.options.memory.checkpoint;
         // It comes into force on all ranks of this process at the same place of their programs.
-        self.rank.barrier()?;
+        self.rank.barrier("prepared")?;
         let install = || checkpoint.budget().map(MemoryBudget::install);
         self.run.budget.get_or_init(install);
         // It does not count what was made so far.
