@@ -18,7 +18,7 @@ use burn::tensor::{Distribution, Tensor};
 use burn::train::metric::{Metric, MetricMetadata};
 use burn_checkpoint::{
     HoldersMetric, MemoryBudget, Policy, Recorder, Remat, RematStats, SavePolicy, Work, apart,
-    checkpoint_with, end_step, recorder, unrecorded,
+    checkpoint_with, end_step, record_all, recorder, unrecorded,
 };
 use burn_flex::Flex;
 use parking_lot::{Mutex, MutexGuard};
