@@ -32,6 +32,7 @@ mod rounds;
 mod setting;
 mod statistics;
 mod table;
+#[cfg(test)]
 mod tests;
 mod torch;
 mod trainer;

@@ -6,6 +6,7 @@ use burn::grad_clipping::GradientClippingConfig;
 use burn::nn::attention::SeqLengthOption;
 use burn::nn::transformer::TransformerEncoderConfig;
 use burn::optim::{AdamConfig, RmsPropConfig};
+use burn::tensor::backend::Backend;
 use burn::train::ExecutionStrategy;
 use burn_amp::{Autocast, F16};
 use burn_checkpoint::Remat;
@@ -38,6 +39,8 @@ macro_rules! train {
                     .with_num_epochs(2)
                     .with_seq_length(SeqLengthOption::Fixed(16));
                 let (train, test) = ($text::AgNewsDataset::train(), $text::AgNewsDataset::test());
+                // The example leaves its weights to chance.
+                <$backend as Backend>::seed(&device, 42);
                 let alone = ExecutionStrategy::<$backend>::SingleDevice(device);
                 $text::training::train::<$backend, $text::AgNewsDataset>(
                     alone, train, test, config, $directory,
