@@ -66,8 +66,15 @@ pub(super) struct Passes(pub Vec<Pass>);
 
 /// A storage that is allocated in one pass, and freed in another one.
 struct Link {
-    allocated: (usize, u64),
-    freed: (usize, u64),
+    allocated: Turn,
+    freed: Turn,
+}
+
+/// A block of a pass, by the order in which the pass goes through them.
+#[derive(Clone, Copy)]
+struct Turn {
+    pass: usize,
+    nth: u64,
 }
 
 impl Passes {
@@ -91,7 +98,7 @@ impl Passes {
             .filter_map(|storage| {
                 let allocated = passes.nth(storage.born)?;
                 let freed = passes.nth(storage.died)?;
-                (allocated.0 != freed.0).then_some(Link { allocated, freed })
+                (allocated.pass != freed.pass).then_some(Link { allocated, freed })
             })
             .collect();
         let count = passes.0.len();
@@ -118,14 +125,11 @@ impl Passes {
     fn order_after(&self, from: usize, to: usize, links: &[Link]) -> Option<(Order, i64)> {
         let mut found: BTreeMap<(bool, i64), usize> = BTreeMap::new();
         for link in links {
-            let (one, other) = if (link.allocated.0, link.freed.0) == (from, to) {
-                (link.allocated.1, link.freed.1)
-            } else if (link.allocated.0, link.freed.0) == (to, from) {
-                (link.freed.1, link.allocated.1)
-            } else {
-                continue;
+            let (one, other) = match (link.allocated, link.freed) {
+                (one, other) | (other, one) if (one.pass, other.pass) == (from, to) => (one, other),
+                _ => continue,
             };
-            let (block, nth) = (self.0[from].block(one), other as i64);
+            let (block, nth) = (self.0[from].block(one.nth), other.nth as i64);
             *found.entry((true, block - nth)).or_default() += 1;
             *found.entry((false, block + nth)).or_default() += 1;
         }
@@ -139,7 +143,7 @@ impl Passes {
     }
 
     /// The pass at a time, and how many blocks it has gone through.
-    fn nth(&self, at: u64) -> Option<(usize, u64)> {
+    fn nth(&self, at: u64) -> Option<Turn> {
         let pass = self.0.partition_point(|pass| pass.start <= at);
         let pass = pass.checked_sub(1)?;
         let Pass {
@@ -149,12 +153,12 @@ impl Passes {
             ..
         } = self.0[pass];
         let nth = (at - start) / length;
-        (nth < count).then_some((pass, nth))
+        (nth < count).then_some(Turn { pass, nth })
     }
 
     /// Where a time is, if it is in a pass.
     pub fn place(&self, at: u64) -> Option<Place> {
-        let (pass, nth) = self.nth(at)?;
+        let Turn { pass, nth } = self.nth(at)?;
         let Pass { start, length, .. } = self.0[pass];
         Some(Place {
             pass,
