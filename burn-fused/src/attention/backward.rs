@@ -4,10 +4,10 @@ use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops};
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, Shape, Slice, TensorMetadata};
+use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
 use super::Operands;
-use super::blocks::{Block, joined, part};
+use super::blocks::{Block, assigned, joined, part};
 use crate::precision::{cast, raise};
 use crate::softmax::softmax_backward;
 
@@ -71,7 +71,7 @@ impl<B: Backend> Sums<B> {
         if of_value {
             let low = cast::<B>(probabilities.of_keys.clone(), dtype);
             let part = B::float_matmul(B::float_transpose(low), gradient.clone());
-            add_to_first::<B>(&mut self.value, part, layout.keys);
+            add_to_first::<B>(&mut self.value, part);
         }
         if !(of_query || of_key || of_bias) {
             return;
@@ -101,7 +101,7 @@ impl<B: Backend> Sums<B> {
         if of_key {
             let query = layout.rows::<B>(&operands.query, block);
             let product = B::float_matmul(B::float_transpose(of_scores), query);
-            add_to_first::<B>(&mut self.key, scaled(product), layout.keys);
+            add_to_first::<B>(&mut self.key, scaled(product));
         }
     }
 
@@ -136,24 +136,19 @@ fn in_order<B: Backend>(mut parts: Vec<FloatTensor<B>>) -> Option<FloatTensor<B>
 
 /// Adds a block's gradient to that of the first keys, in f32: so that many small parts are rounded
 /// once.
-fn add_to_first<B: Backend>(sum: &mut Option<FloatTensor<B>>, part: FloatTensor<B>, keys: usize) {
+fn add_to_first<B: Backend>(sum: &mut Option<FloatTensor<B>>, part: FloatTensor<B>) {
     let Some(so_far) = sum.take() else {
         *sum = Some(part);
         return;
     };
     let (so_far, part) = (raise::<B>(so_far), raise::<B>(part));
-    let shape = part.shape();
-    if shape[2] == keys {
-        *sum = Some(B::float_add(so_far, part));
-        return;
-    }
-    let first = self::part::<B>(&so_far, 2, 0..shape[2]);
-    let slices: Vec<_> = shape.iter().map(|size| Slice::from(0..*size)).collect();
-    *sum = Some(B::float_slice_assign(
-        so_far,
-        &slices,
-        B::float_add(first, part),
-    ));
+    let (shape, of_part) = (part.shape(), 0..part.shape()[2]);
+    let first = self::part::<B>(&so_far, 2, of_part.clone());
+    // As rows without gaps: burn-flex adds a part of a tensor element by element.
+    let flat = Shape::new([shape.num_elements()]);
+    let [part, first] = [part, first].map(|tensor| B::float_reshape(tensor, flat.clone()));
+    let added = B::float_reshape(B::float_add(part, first), shape);
+    *sum = Some(assigned::<B>(so_far, 2, of_part, added));
 }
 
 /// The gradient of a bias that has 1 in the dimensions that share it: summed over these.

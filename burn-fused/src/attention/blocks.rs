@@ -136,21 +136,23 @@ impl Layout {
         part::<B>(tensor, 2, 0..block.keys)
     }
 
-    /// The shape of a block's scores before heads are grouped.
-    pub fn scores(self, block: &Block) -> Shape {
-        Shape::new([self.batch, self.heads, block.queries.len(), block.keys])
+    /// The shape of scores before heads are grouped.
+    pub fn scores(self, queries: usize, keys: usize) -> Shape {
+        Shape::new([self.batch, self.heads, queries, keys])
     }
 
     /// The block's part of a mask, which has 1 in the dimensions that share it.
     pub fn mask<B: Backend>(self, mask: &BoolTensor<B>, block: &Block) -> BoolTensor<B> {
         let slices = scores_slices(&mask.shape(), block);
-        B::bool_expand(B::bool_slice(mask.clone(), &slices), self.scores(block))
+        let shape = self.scores(block.queries.len(), block.keys);
+        B::bool_expand(B::bool_slice(mask.clone(), &slices), shape)
     }
 
     /// The block's part of a bias, which has 1 in the dimensions that share it.
     pub fn bias<B: Backend>(self, bias: &FloatTensor<B>, block: &Block) -> FloatTensor<B> {
         let slices = scores_slices(&bias.shape(), block);
-        B::float_expand(B::float_slice(bias.clone(), &slices), self.scores(block))
+        let shape = self.scores(block.queries.len(), block.keys);
+        B::float_expand(B::float_slice(bias.clone(), &slices), shape)
     }
 }
 
@@ -175,10 +177,29 @@ pub(super) fn part<B: Backend>(
     if range == (0..shape[dim]) {
         return tensor.clone();
     }
+    B::float_slice(tensor.clone(), &slices_of(&shape, dim, range))
+}
+
+/// The tensor with this in a range of one dimension, which is written in place where nothing else
+/// holds the tensor.
+pub(super) fn assigned<B: Backend>(
+    tensor: FloatTensor<B>,
+    dim: usize,
+    range: Range<usize>,
+    part: FloatTensor<B>,
+) -> FloatTensor<B> {
+    let shape = tensor.shape();
+    if range == (0..shape[dim]) {
+        return part;
+    }
+    B::float_slice_assign(tensor, &slices_of(&shape, dim, range), part)
+}
+
+fn slices_of(shape: &Shape, dim: usize, range: Range<usize>) -> Vec<Slice> {
     let whole = shape.iter().map(|size| Slice::from(0..*size));
     let mut slices: Vec<_> = whole.collect();
     slices[dim] = Slice::from(range);
-    B::float_slice(tensor.clone(), &slices)
+    slices
 }
 
 /// The parts of all queries, in their order, as one tensor; `None` of no parts.

@@ -1,11 +1,20 @@
 //! The probabilities of one block of queries.
 
+use std::ops::Range;
+
 use burn_backend::tensor::{BoolTensor, FloatTensor};
 use burn_backend::{Backend, Scalar, Shape, TensorMetadata, get_device_settings};
 
 use super::Operands;
-use super::blocks::Block;
+use super::blocks::{Block, assigned, part};
 use crate::precision::raise;
+
+/// A mask of some of a block's keys.
+struct Closed<B: Backend> {
+    /// `[batch, key heads, rows, keys of the range]`: true where a row may not attend to a key.
+    mask: BoolTensor<B>,
+    keys: Range<usize>,
+}
 
 /// A block's probabilities, with what its gradient needs beside them.
 /// `[batch, key heads, rows, keys]`, f32 where the operands have 16 bits.
@@ -41,36 +50,52 @@ impl<B: Backend> Operands<B> {
         Probabilities { of_keys, tanh }
     }
 
-    /// The masks of a block's scores.
-    fn masks(&self, block: &Block) -> Vec<BoolTensor<B>> {
-        let given = self
-            .mask
-            .as_ref()
-            .map(|mask| self.layout.mask::<B>(mask, block));
-        let causal = self.is_causal.then(|| self.later_keys(block));
+    /// What is closed of a block's scores.
+    fn masks(&self, block: &Block) -> Vec<Closed<B>> {
+        let given = self.mask.as_ref().map(|mask| Closed {
+            mask: self.layout.mask::<B>(mask, block),
+            keys: 0..block.keys,
+        });
+        let causal = self.is_causal.then(|| self.later_keys(block)).flatten();
         let masks = given.into_iter().chain(causal);
-        masks
-            .map(|mask| self.layout.group_mask::<B>(mask))
-            .collect()
+        let grouped = |closed: Closed<B>| Closed {
+            mask: self.layout.group_mask::<B>(closed.mask),
+            ..closed
+        };
+        masks.map(grouped).collect()
     }
 
-    /// True where a key comes after a query; the last key is at the last query, as in Burn's own
-    /// attention.
-    fn later_keys(&self, block: &Block) -> BoolTensor<B> {
+    /// The keys that come after a query; the last key is at the last query, as in Burn's own
+    /// attention. Keys up to the block's first query are open to all of its queries, and not part
+    /// of the mask where they are most, as in a long sequence. `None` if there are no others.
+    fn later_keys(&self, block: &Block) -> Option<Closed<B>> {
         let device = B::float_device(&self.query);
         let settings = get_device_settings::<B>(&device);
         let first = self.layout.first_position(block);
         let last = first + block.queries.len() as i64;
+        let mut keys = usize::try_from(first + 1).unwrap_or(0)..block.keys;
+        if keys.is_empty() {
+            return None;
+        }
+        // To fill a part costs two copies of it.
+        if 2 * keys.len() > block.keys {
+            keys.start = 0;
+        }
         let query = B::int_arange(first..last, &device, settings.int_dtype);
-        let key = B::int_arange(0..block.keys as i64, &device, settings.int_dtype);
+        let range = keys.start as i64..keys.end as i64;
+        let key = B::int_arange(range, &device, settings.int_dtype);
         let query = B::int_reshape(query, Shape::new([1, 1, block.queries.len(), 1]));
-        let key = B::int_reshape(key, Shape::new([1, 1, 1, block.keys]));
+        let key = B::int_reshape(key, Shape::new([1, 1, 1, keys.len()]));
         let mask = B::int_lower(query, key, settings.bool_dtype);
-        B::bool_expand(mask, self.layout.scores(block))
+        let shape = self.layout.scores(block.queries.len(), keys.len());
+        Some(Closed {
+            mask: B::bool_expand(mask, shape),
+            keys,
+        })
     }
 
     /// The softmax of finite scores, in the backend's own kernel, with 0 where a mask is true.
-    fn softmax_of_finite(&self, scores: FloatTensor<B>, masks: &[BoolTensor<B>]) -> FloatTensor<B> {
+    fn softmax_of_finite(&self, scores: FloatTensor<B>, masks: &[Closed<B>]) -> FloatTensor<B> {
         // Finite, so that a row that is masked in full has no NaN.
         let least = scores.dtype().finfo().expect("a float tensor").min;
         let probabilities = B::softmax(fill::<B>(scores, masks, least), 3);
@@ -97,9 +122,11 @@ fn softmax_of_infinite<B: Backend>(scores: FloatTensor<B>) -> FloatTensor<B> {
     )
 }
 
-fn fill<B: Backend>(tensor: FloatTensor<B>, masks: &[BoolTensor<B>], value: f64) -> FloatTensor<B> {
-    let fill = |tensor, mask: &BoolTensor<B>| {
-        B::float_mask_fill(tensor, mask.clone(), Scalar::Float(value))
+fn fill<B: Backend>(tensor: FloatTensor<B>, masks: &[Closed<B>], value: f64) -> FloatTensor<B> {
+    let fill = |tensor: FloatTensor<B>, closed: &Closed<B>| {
+        let part = part::<B>(&tensor, 3, closed.keys.clone());
+        let filled = B::float_mask_fill(part, closed.mask.clone(), Scalar::Float(value));
+        assigned::<B>(tensor, 3, closed.keys.clone(), filled)
     };
     masks.iter().fold(tensor, fill)
 }
