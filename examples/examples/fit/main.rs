@@ -170,7 +170,9 @@ impl Fit {
         let model = self.model()?;
         let asked = self.asked(16);
         let (meta, memory) = self.device_without_data();
-        let mut planner = Planner::new(profile, memory, |setting| update(&model, setting, meta));
+        let mut planner = Planner::new(profile, memory, meta, |setting, meta| {
+            update(&model, setting, meta)
+        });
         let precisions = precisions(asked.amp);
         let asked = planner.planned(asked)?;
         let mut plan = planner.plan(asked.setting, &precisions)?;

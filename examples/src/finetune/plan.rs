@@ -32,7 +32,14 @@ pub struct Updates<'a> {
 impl<'a> Updates<'a> {
     /// Looks for settings that fit into a device's memory.
     pub fn planner(self, profile: DeviceProfile, memory: DeviceMemory) -> Planner<'a> {
-        Planner::new(profile, memory, move |setting| self.estimate(setting))
+        let meta = self.meta;
+        Planner::new(profile, memory, meta, move |setting, meta| {
+            let updates = Self {
+                meta,
+                ..self.clone()
+            };
+            updates.estimate(setting)
+        })
     }
 
     /// The number of trained numbers.
@@ -95,6 +102,15 @@ impl<'a> Updates<'a> {
     ///
     /// What the training would refuse too.
     pub fn run(&self, setting: &Setting) -> Result<Estimate, TrainingError> {
+        self.run_after(setting, |length| length)
+    }
+
+    /// The update after a first step with sequences of another length.
+    fn run_after(
+        &self,
+        setting: &Setting,
+        length_of: impl Fn(Length) -> Length,
+    ) -> Result<Estimate, TrainingError> {
         type B = Training<Meta>;
         let device = self.meta;
         let model = || {
@@ -102,7 +118,7 @@ impl<'a> Updates<'a> {
             Ok(model.with_checkpoint(setting.checkpoint))
         };
         let backward = |model: &Llm<B>, length: Length| {
-            let tokens = length.tokens(self.context);
+            let tokens = length_of(length).tokens(self.context);
             let shape = [setting.batch, tokens];
             let boundaries = if self.has_documents {
                 vec![tokens / 2]
@@ -230,6 +246,43 @@ mod tests {
         memory: MemoryOptions,
     }
 
+    /// Every run of a plan, for full training and for adapters, with attention of many blocks of
+    /// queries.
+    #[test]
+    fn an_update_takes_the_same_after_a_short_first_step() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/llm/qwen3/config.json");
+        let config = LlmConfig::read_file(&file).unwrap();
+        for options in ["", "--amp bf16", "--lora-rank 2 --amp bf16 --frozen bf16"] {
+            let arguments = ["plan"].into_iter().chain(options.split_whitespace());
+            let asked = Asked::parse_from(arguments);
+            let updates = Updates {
+                config: &config,
+                tuning: &asked.tuning.without_files(&config).unwrap(),
+                context: 512,
+                has_documents: true,
+                meta: MetaDevice::cuda(78),
+            };
+            let asked = Setting::new(1, 2, &asked.memory);
+            let settings = asked.others(&[asked.amp]).into_iter();
+            let settings = settings.filter(|setting| setting.batch == 1);
+            let settings: Vec<_> = settings.collect();
+            assert_eq!(settings.len(), 4 * 2 * 2);
+            for setting in settings {
+                let taken = |length_of: fn(Length) -> Length| {
+                    let estimate = updates.run_after(&setting, length_of).unwrap();
+                    let moved = [estimate.uploaded_bytes, estimate.downloaded_bytes];
+                    let done = [estimate.operations, estimate.flops];
+                    (moved, done, estimate.bytes_in_use)
+                };
+                let after_whole = taken(|_| Length::Whole);
+                assert!(
+                    taken(|length| length) == after_whole,
+                    "{options}: {setting}"
+                );
+            }
+        }
+    }
+
     /// Every run of a plan, for full training and for adapters, of a model with 20 blocks.
     #[test]
     fn an_update_of_few_blocks_tells_what_that_of_the_whole_model_takes() {
@@ -259,7 +312,7 @@ mod tests {
             let settings = settings.filter(|setting| setting.batch == 1);
             let mut runs: Vec<Setting> = Vec::new();
             for setting in settings {
-                let run = setting.shares().map_or(setting, |_| setting.alone());
+                let run = setting.run();
                 if !runs.contains(&run) {
                     runs.push(run);
                 }

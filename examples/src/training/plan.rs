@@ -2,11 +2,16 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::num::NonZero;
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{self, available_parallelism};
 use std::time::Duration;
 
 use burn_accum::{AccumConfig, Normalization};
 use burn_estimate::{
-    DeviceMemory, DeviceProfile, Estimate, LinkedMemory, Plan, Planned, Shares, plan,
+    DeviceMemory, DeviceProfile, Estimate, LinkedMemory, MetaDevice, Plan, Planned, Shares, plan,
 };
 use burn_zero::{Memory, Stage, ZeroConfig, ZeroSettings};
 
@@ -196,9 +201,21 @@ impl Setting {
         }
     }
 
+    /// The setting that is run for the estimate of this one, with at most two micro-batches, because
+    /// larger windows hold what those of two hold.
+    #[must_use]
+    pub fn run(&self) -> Self {
+        match self.shares() {
+            Some(_) => self.alone(),
+            None => Self {
+                accum: self.accum.min(2),
+                ..*self
+            },
+        }
+    }
+
     /// The setting from whose run the estimate of this one is derived: with all of it on the device
-    /// of one rank, and at most two micro-batches, because larger windows hold what those of two
-    /// hold. Parameters of one rank stay in host memory where that changes what is run: how often
+    /// of one rank, and at most two micro-batches. Parameters of one rank stay in host memory where that changes what is run: how often
     /// casts of them, and activations in host memory, come to the device.
     #[must_use]
     pub fn alone(&self) -> Self {
@@ -270,31 +287,34 @@ impl fmt::Display for Setting {
     }
 }
 
-/// Runs an update of a setting without data.
-type Update<'a> = dyn Fn(&Setting) -> Result<Estimate, TrainingError> + 'a;
+/// Runs an update of a setting on a device without data.
+type Update<'a> =
+    dyn Fn(&Setting, MetaDevice) -> Result<Estimate, TrainingError> + Send + Sync + 'a;
 
 /// Estimates of one model's updates on one device. Settings that differ in what is shared out only,
 /// or in the number of micro-batches beyond two, are one run of the step.
 pub struct Planner<'a> {
-    update: Box<Update<'a>>,
-    profile: DeviceProfile,
+    runs: Runs<'a>,
     memory: DeviceMemory,
-    /// The last run.
-    last: Option<(Setting, Estimate)>,
 }
 
 impl<'a> Planner<'a> {
-    /// `update` runs a setting's whole stack without data.
+    /// `update` runs a setting's whole stack on a device without data: on `device`, and while a plan
+    /// is made on those with the numbers behind it too, on a thread for each core.
     pub fn new(
         profile: DeviceProfile,
         memory: DeviceMemory,
-        update: impl Fn(&Setting) -> Result<Estimate, TrainingError> + 'a,
+        device: MetaDevice,
+        update: impl Fn(&Setting, MetaDevice) -> Result<Estimate, TrainingError> + Send + Sync + 'a,
     ) -> Self {
         Self {
-            update: Box::new(update),
-            profile,
+            runs: Runs {
+                update: Arc::new(update),
+                device,
+                profile,
+                last: None,
+            },
             memory,
-            last: None,
         }
     }
 
@@ -309,7 +329,7 @@ impl<'a> Planner<'a> {
     ///
     /// What the training would refuse too.
     pub fn planned(&mut self, setting: Setting) -> Result<Planned<Setting>, TrainingError> {
-        let (estimate, time) = self.estimate(setting)?;
+        let (estimate, time) = self.runs.estimate(setting)?;
         Ok(Planned {
             setting,
             needed_bytes: self.memory.needed(&estimate),
@@ -330,11 +350,94 @@ impl<'a> Planner<'a> {
         precisions: &[Amp],
     ) -> Result<Plan<Setting>, TrainingError> {
         let mut settings = asked.others(precisions);
-        if self.profile.link.memory == LinkedMemory::Shared {
+        if self.runs.profile.link.memory == LinkedMemory::Shared {
             settings.retain(|setting| !setting.uses_host() || asked.uses_host());
         }
+        let groups = by_run(settings);
+        let threads = available_parallelism()
+            .map_or(1, NonZero::get)
+            .min(groups.len());
+        let next = AtomicUsize::new(0);
+        let work = |thread: usize| {
+            let mut runs = self.runs.on_thread(thread);
+            let mut plans = Vec::new();
+            loop {
+                let group = next.fetch_add(1, Ordering::Relaxed);
+                let Some(settings) = groups.get(group) else {
+                    return plans;
+                };
+                plans.push((group, runs.plan(settings, self.memory)));
+            }
+        };
+        let mut plans: Vec<_> = thread::scope(|scope| {
+            let threads = (0..threads).map(|thread| scope.spawn(move || work(thread)));
+            let threads: Vec<_> = threads.collect();
+            let plans = threads.into_iter().flat_map(|thread| {
+                let plans = thread.join();
+                plans.unwrap_or_else(|panicked| resume_unwind(panicked))
+            });
+            plans.collect()
+        });
+        plans.sort_by_key(|(group, _)| *group);
+        let mut all = Plan {
+            fitting: Vec::new(),
+            too_large: Vec::new(),
+        };
+        for (_, plan) in plans {
+            let Plan { fitting, too_large } = plan?;
+            for planned in fitting.into_iter().chain(too_large) {
+                all.add(planned, self.memory);
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// Settings in groups of those that are runs of one stack, but for the size of micro-batches: no
+/// group needs what another one has found. In each they keep their order.
+fn by_run(settings: Vec<Setting>) -> Vec<Vec<Setting>> {
+    let stack = |setting: &Setting| Setting {
+        batch: 0,
+        accum: 0,
+        ..setting.run()
+    };
+    let mut groups: Vec<Vec<Setting>> = Vec::new();
+    for setting in settings {
+        let is_same = |group: &&mut Vec<Setting>| stack(&group[0]) == stack(&setting);
+        match groups.iter_mut().find(is_same) {
+            Some(group) => group.push(setting),
+            None => groups.push(vec![setting]),
+        }
+    }
+    groups
+}
+
+/// Runs of updates on one device, of which the last one is kept.
+#[derive(Clone)]
+struct Runs<'a> {
+    update: Arc<Update<'a>>,
+    device: MetaDevice,
+    profile: DeviceProfile,
+    last: Option<(Setting, Estimate)>,
+}
+
+impl Runs<'_> {
+    /// On a device that no other thread has.
+    fn on_thread(&self, thread: usize) -> Self {
+        let mut runs = self.clone();
+        runs.device.index += thread as u16;
+        runs
+    }
+
+    /// These settings by whether they fit. One that is no smaller than one that does not fit is
+    /// left out.
+    fn plan(
+        &mut self,
+        settings: &[Setting],
+        memory: DeviceMemory,
+    ) -> Result<Plan<Setting>, TrainingError> {
         let mut failed = None;
-        let plan = plan(settings, self.memory, |setting, too_large| {
+        let plan = plan(settings.iter().copied(), memory, |setting, too_large| {
             let mut smaller = too_large.iter();
             if failed.is_some()
                 || smaller.any(|planned| planned.setting.takes_no_more_than(setting))
@@ -353,24 +456,21 @@ impl<'a> Planner<'a> {
     }
 
     fn estimate(&mut self, setting: Setting) -> Result<(Estimate, Duration), TrainingError> {
-        let window = setting.accum.min(2);
+        let run = setting.run();
         let estimate = match setting.shares() {
-            Some(shares) => self.alone(setting.alone())?.shared(shares),
-            None => (self.update)(&Setting {
-                accum: window,
-                ..setting
-            })?,
+            Some(shares) => self.kept(run)?.shared(shares),
+            None => (self.update)(&run, self.device)?,
         };
-        let more = setting.accum - window;
+        let more = setting.accum - run.accum;
         let time = estimate.time_with_more(&self.profile, more as u32);
         Ok((estimate, time))
     }
 
-    fn alone(&mut self, setting: Setting) -> Result<&Estimate, TrainingError> {
-        let last = self.last.take().filter(|(last, _)| *last == setting);
+    fn kept(&mut self, run: Setting) -> Result<&Estimate, TrainingError> {
+        let last = self.last.take().filter(|(last, _)| *last == run);
         let last = match last {
             Some(last) => last,
-            None => (setting, (self.update)(&setting)?),
+            None => (run, (self.update)(&run, self.device)?),
         };
         Ok(&self.last.insert(last).1)
     }

@@ -85,11 +85,15 @@ impl Stack {
         Ok(estimate)
     }
 
-    /// The length of sequences in the first step. A budget, and the store of parameters in host
-    /// memory, place tensors in a step by their sizes in the step before.
+    /// The length of sequences in the first step. A budget evicts by the sizes in the step before.
+    /// Parameters in host memory are uploaded in the order of the step before, and what
+    /// [`Checkpoint::KeepCompute`] keeps, and so which parameters replays use, depends on the
+    /// length.
     fn first_length(&self) -> Length {
-        let has_budget = self.checkpoint.budget().is_some();
-        if has_budget || self.zero.offload_param == Memory::Host {
+        let is_on_host = self.zero.offload_param == Memory::Host;
+        if self.checkpoint.budget().is_some()
+            || (is_on_host && self.checkpoint == Checkpoint::KeepCompute)
+        {
             Length::Whole
         } else {
             Length::Short
