@@ -167,8 +167,6 @@ impl OffloadedAdamW {
         }
         let mut parameters = self.link.parameters::<B, M>(&module, gradients)?;
         parameters.iter().try_for_each(|known| self.check(known))?;
-        let of_parameter = |it: &StepParameter<B::InnerBackend>| (it.id, it.device.clone());
-        let devices = parameters.iter().map(of_parameter).collect();
         let updated = parameters.iter().map(|it| it.id).collect();
         for parameter in &mut parameters {
             let state = self.states.get(&parameter.id);
@@ -176,7 +174,7 @@ impl OffloadedAdamW {
         }
         let (mut waiting, mut underway) = (parameters.into_iter(), VecDeque::new());
         let (config, states) = (&self.config.adamw, &mut self.states);
-        let module = self.link.update(module, devices, |id| {
+        let module = self.link.update(module, &updated, |id| {
             let free = STAGING - underway.len();
             underway.extend(waiting.by_ref().take(free).map(Download::start));
             let next = underway.pop_front().filter(|next| next.id == id);

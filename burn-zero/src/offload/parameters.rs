@@ -23,7 +23,7 @@ use burn_decorator::carried::{carry, is_carried, with};
 use burn_decorator::module::for_each_float;
 use burn_ranks::SingleRank;
 
-use crate::parameters::{LeafPlace, NewValue, ParameterStore, StoreEntries};
+use crate::parameters::{LeafPlace, NewValue, ParameterStore, StoreEntries, replace_leaves};
 use crate::reduce::{GradientReducer, Layout};
 use crate::update::{Parameters, hook};
 use crate::{Memory, ShardingFault, ZeroError, ZeroSettings};
@@ -55,8 +55,6 @@ pub(super) struct StepParameter<I: Backend> {
     pub(super) path: String,
     pub(super) value: FloatTensor<I>,
     pub(super) gradient: FloatTensor<I>,
-    /// The device of the updated parameter.
-    pub(super) device: Device<I>,
     /// Whether the value has not changed since the optimizer's last update.
     pub(super) is_known: bool,
 }
@@ -120,7 +118,7 @@ impl HostLink {
             }
             // `GradAdaptor` does not store the number of dimensions. It has a gradient once, which
             // the first path takes.
-            let Some((gradient, device)) = gradients.remove::<B::InnerBackend, 1>(id) else {
+            let Some((gradient, _)) = gradients.remove::<B::InnerBackend, 1>(id) else {
                 return;
             };
             let in_step = with(|step: &mut ShardStep| step.known.contains(&id));
@@ -132,7 +130,6 @@ impl HostLink {
                 id,
                 path: path.to_owned(),
                 gradient: gradient.into_primitive().tensor(),
-                device,
                 value: B::inner(tensor),
                 is_known,
             });
@@ -143,21 +140,27 @@ impl HostLink {
         Ok(found)
     }
 
-    /// The module with new values of the parameters that have a device in `devices`. `update` gets
+    /// The module with the new values that `update` returns for the parameters of `updated`. It gets
     /// their ids, after their old values were dropped to free the memory. A parameter that the
     /// module holds twice stays one leaf.
     pub(super) fn update<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
         module: M,
-        devices: HashMap<ParamId, Device<B>>,
-        update: impl FnMut(ParamId) -> TensorData,
+        updated: &HashSet<ParamId>,
+        mut update: impl FnMut(ParamId) -> TensorData,
     ) -> M {
+        if is_carried::<ShardStep>() {
+            return module.map(&mut ShardMapper { updated, update });
+        }
         let trained = Parameters::of::<B, M>(&module);
-        module.map(&mut UpdateMapper::<B, _> {
-            trained,
-            devices,
-            update,
-            made: HashMap::new(),
+        let updated = |_: &str, id, leaf: &_| {
+            let is_updated = updated.contains(&id) && !is_frozen_copy::<B>(&trained, id, leaf);
+            is_updated.then_some(id)
+        };
+        replace_leaves::<B, M, _>(module, updated, |id, old| {
+            let place = LeafPlace::<B>::of(&old);
+            drop(old);
+            place.leaf(NewValue::Host(update(id)))
         })
     }
 
@@ -221,44 +224,26 @@ fn is_frozen_copy<B: AutodiffBackend>(
     trained.index.contains_key(&id) && !B::float_is_require_grad(tensor)
 }
 
-struct UpdateMapper<B: AutodiffBackend, F> {
-    trained: Parameters,
-    devices: HashMap<ParamId, Device<B>>,
+/// Updates shards, which are neither tied nor frozen copies. A mapper of its own, because what stays
+/// in host memory is a parameter that is not initialised yet: a walk over tensors makes no such.
+struct ShardMapper<'a, F> {
+    updated: &'a HashSet<ParamId>,
     update: F,
-    made: HashMap<ParamId, FloatTensor<B>>,
 }
 
-impl<B, F> ModuleMapper<B> for UpdateMapper<B, F>
+impl<B, F> ModuleMapper<B> for ShardMapper<'_, F>
 where
     B: AutodiffBackend,
     F: FnMut(ParamId) -> TensorData,
 {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        let old = param.val().into_primitive().tensor();
-        if is_frozen_copy::<B>(&self.trained, param.id, &old) {
+        if !self.updated.contains(&param.id) {
             return param;
         }
+        let (id, old, _) = param.consume();
+        let (device, requires_grad) = (old.device(), old.is_require_grad());
         drop(old);
-        let tensor = |leaf| Tensor::<B, D>::from_primitive(TensorPrimitive::Float(leaf));
-        if let Some(made) = self.made.get(&param.id) {
-            let (id, _, mapper) = param.consume();
-            return Param::from_mapped_value(id, tensor(made.clone()), mapper);
-        }
-        let Some(device) = self.devices.remove(&param.id) else {
-            return param;
-        };
-        let (id, old, mapper) = param.consume();
-        let requires_grad = old.is_require_grad();
-        let old = old.into_primitive().tensor();
-        let place = LeafPlace::<B>::of(&old);
-        drop(old);
-        let data = (self.update)(id);
-        if is_carried::<ShardStep>() {
-            return leave_on_host(id, data, &device, requires_grad);
-        }
-        let new = place.leaf(NewValue::Host(data));
-        self.made.insert(id, new.clone());
-        Param::from_mapped_value(id, tensor(new), mapper)
+        leave_on_host(id, (self.update)(id), &device, requires_grad)
     }
 }
 

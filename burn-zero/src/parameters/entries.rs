@@ -1,5 +1,6 @@
 //! The parameters of a store, by path.
 
+use core::hash::Hash;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -80,25 +81,44 @@ impl StoreEntries {
 
     /// The module with its leaves replaced by `each`, which gets a position and the place of the
     /// old leaf, and returns the new one by [`LeafPlace::leaf`] or [`LeafPlace::put`]; `None` keeps
-    /// the old one. It is called in the order of the module, once for a trained parameter that the
-    /// module holds twice, which stays one leaf.
+    /// the old one. Called as that of [`replace_leaves`].
     pub(super) fn map<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
         module: M,
         mut each: impl FnMut(usize, LeafPlace<B>) -> Option<FloatTensor<B>>,
     ) -> M {
         let trained = Parameters::of::<B, M>(&module);
-        let mut made: HashMap<usize, FloatTensor<B>> = HashMap::new();
-        map_floats(module, |path, id, old: FloatTensor<B>| {
-            let Some(parameter) = self.position::<B>(&trained, path, id, &old) else {
-                return old;
-            };
-            if let Some(made) = made.get(&parameter) {
-                return made.clone();
-            }
-            let leaf = each(parameter, LeafPlace::of(&old)).unwrap_or(old);
-            made.insert(parameter, leaf.clone());
-            leaf
+        let position = |path: &str, id, leaf: &_| self.position::<B>(&trained, path, id, leaf);
+        replace_leaves::<B, M, _>(module, position, |parameter, old| {
+            each(parameter, LeafPlace::of(&old)).unwrap_or(old)
         })
     }
+}
+
+/// The module with its leaves replaced by `each`, which gets a parameter and its old leaf, so that
+/// it can drop that before it makes the new one. `parameter` returns the parameter of a leaf, by
+/// path and id; `None` keeps the leaf. `each` is called in the order of the module, once for a
+/// parameter that the module holds twice, which stays one leaf.
+pub(crate) fn replace_leaves<B, M, P>(
+    module: M,
+    mut parameter: impl FnMut(&str, ParamId, &FloatTensor<B>) -> Option<P>,
+    mut each: impl FnMut(P, FloatTensor<B>) -> FloatTensor<B>,
+) -> M
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+    P: Copy + Eq + Hash,
+{
+    let mut made: HashMap<P, FloatTensor<B>> = HashMap::new();
+    map_floats(module, |path, id, old: FloatTensor<B>| {
+        let Some(parameter) = parameter(path, id, &old) else {
+            return old;
+        };
+        if let Some(made) = made.get(&parameter) {
+            return made.clone();
+        }
+        let leaf = each(parameter, old);
+        made.insert(parameter, leaf.clone());
+        leaf
+    })
 }

@@ -25,7 +25,7 @@ use crate::backend::trained_leaf;
 use crate::host::read;
 use crate::update::Statistics;
 use crate::{ShardingFault, ZeroError};
-pub(crate) use entries::StoreEntries;
+pub(crate) use entries::{StoreEntries, replace_leaves};
 pub(crate) use leaf::{LeafMemory, LeafPlace, NewValue, is_on_host};
 pub(crate) use parts::Parts;
 pub(crate) use shard::Shard;
