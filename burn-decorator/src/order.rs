@@ -18,6 +18,9 @@ pub struct UseOrder<T> {
     uses: Vec<T>,
     /// The uses of the step before, if they were others and then those of `uses`.
     longer: Vec<T>,
+    /// The places in `uses` after which the next step may go on otherwise, while `uses` are those
+    /// of the first step.
+    forks: Vec<usize>,
     /// Where in `uses` the next one is expected.
     at: usize,
     /// The use before.
@@ -29,6 +32,7 @@ impl<T> Default for UseOrder<T> {
         Self {
             uses: Vec::new(),
             longer: Vec::new(),
+            forks: Vec::new(),
             at: 0,
             last: None,
         }
@@ -40,8 +44,13 @@ impl<T: Copy + PartialEq> UseOrder<T> {
     ///
     /// If `uses` ends with those that are expected so far and has others before them, the others are
     /// taken to be a validation's: the expectation stays, unless the next step has the same `uses`.
+    ///
+    /// If the first ones begin with the same uses several times, all but the last may be a
+    /// validation's. Until the next step has shown that, nothing is expected where it matters.
     pub fn expect(&mut self, uses: Vec<T>) {
-        let is_longer = !self.uses.is_empty() && uses.ends_with(&self.uses);
+        let is_first = self.uses.is_empty();
+        self.forks = if is_first { forks(&uses) } else { Vec::new() };
+        let is_longer = !is_first && uses.ends_with(&self.uses);
         if is_longer && uses != self.uses && self.longer != uses {
             self.longer = uses;
         } else {
@@ -70,17 +79,32 @@ impl<T: Copy + PartialEq> UseOrder<T> {
         let any = || uses.iter().position(|known| *known == used);
         let place = places.find(follows).or_else(any);
         self.at = place.map_or(uses.len(), |place| place + 1);
-        uses.get(self.at).copied()
+        let is_fork = place.is_some_and(|place| self.forks.contains(&place));
+        uses.get(self.at).copied().filter(|_| !is_fork)
     }
+}
+
+/// The places after which it matters which of the repetitions, with which these uses begin, is the
+/// first one of a step.
+fn forks<T: PartialEq>(uses: &[T]) -> Vec<usize> {
+    let repeats = |&period: &usize| uses[..period] == uses[period..2 * period];
+    let Some(period) = (1..=uses.len() / 2).find(repeats) else {
+        return Vec::new();
+    };
+    let pairs = uses.iter().zip(&uses[period..]);
+    let repeated = period + pairs.take_while(|(use_, later)| use_ == later).count();
+    let later = 1..repeated / period;
+    later.map(|times| repeated - times * period - 1).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// What is expected after each use.
+    /// What is expected after each use, when two steps were as `of_step`.
     fn expected(of_step: &[usize], used: &[usize]) -> Vec<Option<usize>> {
         let mut order = UseOrder::default();
+        order.expect(of_step.to_vec());
         order.expect(of_step.to_vec());
         used.iter().map(|used| order.next(*used)).collect()
     }
@@ -126,6 +150,32 @@ mod tests {
         order.expect(validated.clone());
         let found: Vec<_> = validated.iter().map(|used| order.next(*used)).collect();
         assert_eq!(found, expected(&validated, &validated));
+    }
+
+    #[test]
+    fn nothing_is_expected_in_vain_after_a_first_step_that_followed_a_validation() {
+        const FORWARD: [usize; 4] = [0, 1, 2, 3];
+        for batches in 1..4 {
+            let mut order = UseOrder::default();
+            order.expect([&FORWARD.repeat(batches)[..], &STEP].concat());
+            let found = STEP.map(|used| order.next(used));
+            assert_eq!(found, [Some(1), Some(2), Some(3), None, Some(1), None]);
+            order.expect(STEP.to_vec());
+            let found = STEP.map(|used| order.next(used));
+            assert_eq!(found.to_vec(), expected(&STEP, &STEP));
+        }
+        // It may have been a part of the step, such as the first of two forward passes.
+        let twice = [&FORWARD[..], &STEP].concat();
+        let mut order = UseOrder::default();
+        order.expect(twice.clone());
+        let found: Vec<_> = twice.iter().map(|used| order.next(*used)).collect();
+        let mut all = expected(&twice, &twice);
+        all[3] = None;
+        assert_eq!(found, all);
+        order.expect(twice.clone());
+        let found: Vec<_> = twice.iter().map(|used| order.next(*used)).collect();
+        all[3] = Some(0);
+        assert_eq!(found, all);
     }
 
     #[test]

@@ -1664,13 +1664,84 @@ fn a_reference_model_has_an_order_of_gathers_of_its_own() {
     }
 }
 
+/// A reference model that is cloned before a step has shown in which types parameters are used.
+#[test]
+fn a_reference_model_is_gathered_in_the_low_type_too() {
+    let _turn = turn();
+    type Low = Autocast<B, Bf16>;
+    const LAYERS: usize = 4;
+    const STEPS: usize = 4;
+    for shards in [Memory::Host, Memory::Device] {
+        let trained = ThreadGroup::spawn(2, Default::default(), |group| {
+            let group = Arc::new(group);
+            let settings = ZeroSettings {
+                shards,
+                ..ZeroSettings::stage(Stage::Parameters)
+            };
+            let mut update = over_ranks(SgdConfig::new().init(), group.clone(), settings)?;
+            let mut model = update.prepare(layers::<Low>(LAYERS, WIDTH, 0.2))?;
+            let reference = model.valid();
+            let sent = || group.traffic().of(Operation::AllGather).data_bytes;
+            let (mut gathered, mut losses) = (Vec::new(), Vec::new());
+            for _ in 0..STEPS {
+                let x = Tensor::<Low, 2>::ones([2, WIDTH], &Default::default());
+                let gradients = layers::loss(&model, x.clone()).backward();
+                let gradients = GradientsParams::from_grads(gradients, &model);
+                model = update.step(0.01, model, gradients)?;
+                group.barrier("a step")?;
+                let before = sent();
+                losses.push(layers::loss(&reference, x.inner()).into_data());
+                group.barrier("the reference")?;
+                gathered.push((sent() - before) / (WIDTH * WIDTH / 2) as u64);
+            }
+            // It has its own type all the same, and its elements.
+            Ok::<_, UpdateError>((gathered, losses, bits(&reference)))
+        });
+        let start = bits(&layers::<Flex>(LAYERS, WIDTH, 0.2));
+        for rank in trained.expect("ranks end") {
+            let (gathered, losses, reference) = rank.expect("ranks agree");
+            assert!(losses.iter().all(|loss| *loss == losses[0]));
+            assert!(reference == start);
+            // Two bytes an element.
+            assert_eq!(
+                gathered[1..],
+                [2 * LAYERS as u64; STEPS - 1],
+                "{shards:?}: {gathered:?}"
+            );
+        }
+    }
+}
+
 /// A validation between two steps is forward only: the steps after it expect the order of a step.
 #[test]
 fn after_a_validation_steps_gather_no_unit_in_vain() {
+    const BEFORE: usize = 3;
+    let (gathered, used) = gathered_by_steps(BEFORE, 1);
+    for gathered in gathered {
+        assert_eq!(
+            gathered[BEFORE + 1..],
+            vec![used; gathered.len() - BEFORE - 1],
+            "{gathered:?}"
+        );
+    }
+}
+
+#[test]
+fn nor_after_one_before_the_first_step() {
+    for batches in [1, 2] {
+        let (gathered, used) = gathered_by_steps(0, batches);
+        for gathered in gathered {
+            assert_eq!(gathered, vec![used; gathered.len()], "{batches} batches");
+        }
+    }
+}
+
+/// The layers that the steps of each rank gather, if it validates with so many batches before the
+/// step of this number; and the layers that a step uses.
+fn gathered_by_steps(validates_before: usize, batches: usize) -> (Vec<Vec<u64>>, u64) {
     let _turn = turn();
     const LAYERS: usize = 4;
     const STEPS: usize = 6;
-    const BEFORE: usize = 3;
     let gathered = ThreadGroup::spawn(2, Default::default(), |group| {
         let group = Arc::new(group);
         let settings = ZeroSettings::stage(Stage::Parameters);
@@ -1680,8 +1751,10 @@ fn after_a_validation_steps_gather_no_unit_in_vain() {
         let mut gathered = Vec::new();
         for step in 0..STEPS {
             let x = Tensor::<B, 2>::ones([2, WIDTH], &Default::default());
-            if step == BEFORE {
-                layers::loss(&model.valid(), x.clone().inner()).into_data();
+            if step == validates_before {
+                for _ in 0..batches {
+                    layers::loss(&model.valid(), x.clone().inner()).into_data();
+                }
             }
             group.barrier("validated")?;
             let before = sent();
@@ -1693,16 +1766,9 @@ fn after_a_validation_steps_gather_no_unit_in_vain() {
         }
         Ok::<_, UpdateError>(gathered)
     });
-    for gathered in gathered.expect("ranks end") {
-        let gathered = gathered.expect("ranks agree");
-        // In forward each layer, in backward each but the first and the last, which stays.
-        let used = (2 * LAYERS - 2) as u64;
-        assert_eq!(
-            gathered[BEFORE + 1..],
-            [used; STEPS - BEFORE - 1],
-            "{gathered:?}"
-        );
-    }
+    let gathered: Result<Vec<_>, _> = gathered.expect("ranks end").into_iter().collect();
+    // In forward each layer, in backward each but the first and the last, which stays.
+    (gathered.expect("ranks agree"), (2 * LAYERS - 2) as u64)
 }
 
 /// Under autocast, of a unit that all ranks gather: a rank that does not use a parameter does not

@@ -6,10 +6,10 @@
 //! that has both labels. A rank holds two gathered units at most, in host memory: the one that was
 //! used last, and the next one by the order of the step before, which is gathered while this one
 //! computes. A parameter that steps cast before they use it, as autocast does, is gathered in the
-//! type of the cast: each rank casts its shard of it after the update, a shard that does not change
-//! once.
+//! type of the cast: each rank casts its shard of it, after the update if that is in host memory,
+//! else before the first gather; a shard that does not change once.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Shape, TensorData};
@@ -34,10 +34,6 @@ pub(super) struct Gathers {
     versions: Arc<[Arc<ParameterVersion>]>,
     /// The step, for labels.
     at: String,
-    /// By parameter: the type in which it is gathered where a cast uses it, if that is not its own.
-    low_types: Vec<Option<DType>>,
-    /// By parameter: this rank's elements in that type, once there is a leaf of it.
-    low: Vec<OnceLock<Elements>>,
     uses: Mutex<UnitUses>,
     held: Mutex<Held>,
 }
@@ -61,8 +57,6 @@ impl Gathers {
         at: String,
     ) -> Self {
         Self {
-            low: versions.iter().map(|_| OnceLock::new()).collect(),
-            low_types: vec![None; versions.len()],
             layout,
             units,
             reducer,
@@ -86,6 +80,12 @@ impl Gathers {
         let mut uses = self.take_uses();
         uses.end_step(self.units.count_step());
         uses.agree_on_types(versions.len(), self.reducer.group())?;
+        let known = self.layout.parameters().iter().enumerate();
+        let low_types = known.map(|(parameter, known)| {
+            let low = uses.low_type(parameter);
+            low.filter(|_| known.dtype == DType::F32)
+        });
+        self.units.set_low_types(low_types.collect());
         Ok(self.with(versions, at, uses))
     }
 
@@ -98,13 +98,7 @@ impl Gathers {
 
     /// Those of versions that another model uses, beside the one that is trained.
     pub(super) fn beside(&self, versions: Arc<[Arc<ParameterVersion>]>, at: String) -> Self {
-        Self::new(
-            self.layout.clone(),
-            self.units.clone(),
-            self.reducer.clone(),
-            versions,
-            at,
-        )
+        self.with(versions, at, UnitUses::default())
     }
 
     /// How the model was used so far. Who uses these versions from now on is another model.
@@ -113,15 +107,10 @@ impl Gathers {
     }
 
     fn with(&self, versions: Arc<[Arc<ParameterVersion>]>, at: String, uses: UnitUses) -> Self {
-        let known = self.layout.parameters().iter().enumerate();
-        let low = known.map(|(parameter, known)| {
-            let low = uses.low_type(parameter);
-            low.filter(|_| known.dtype == DType::F32)
-        });
+        let (layout, units) = (self.layout.clone(), self.units.clone());
         Self {
-            low_types: low.collect(),
             uses: Mutex::new(uses),
-            ..self.beside(versions, at)
+            ..Self::new(layout, units, self.reducer.clone(), versions, at)
         }
     }
 
@@ -137,10 +126,8 @@ impl Gathers {
         device: &Device<B>,
     ) -> Option<FloatTensor<B>> {
         let own = self.versions[parameter].shard()?;
-        match self.low_types[parameter] {
-            Some(low) => {
-                self.low[parameter].get_or_init(|| own.rounded::<B::InnerBackend>(low, device));
-            }
+        match self.low_type(parameter) {
+            Some(low) => own.round_on_host(low),
             None => own.forget_rounded(),
         }
         let known = &self.layout.parameters()[parameter];
@@ -161,7 +148,7 @@ impl Gathers {
     /// Those of the group, and of `each`.
     pub(super) fn all(&self, mut each: impl FnMut(Gathered)) -> Result<(), ZeroError> {
         for unit in &self.units.all {
-            each(self.start(unit, false, &self.at).wait()?);
+            each(self.start(unit, |_| None, &self.at).wait()?);
         }
         Ok(())
     }
@@ -170,14 +157,19 @@ impl Gathers {
     /// type.
     fn has_type(&self, parameter: usize, dtype: DType) -> bool {
         self.uses.lock().is_cast(parameter, dtype);
-        self.low_types[parameter] == Some(dtype)
+        self.low_type(parameter) == Some(dtype)
+    }
+
+    /// The type in which a parameter is gathered where a cast uses it, if that is not its own.
+    fn low_type(&self, parameter: usize) -> Option<DType> {
+        self.units.low_type(parameter)
     }
 
     /// All elements of a parameter, in its own type or in the one in which it is gathered. Panics
     /// with the error of the group.
     fn get(&self, parameter: usize, dtype: DType) -> TensorData {
         let unit = self.units.of(parameter);
-        let low = self.low_types[parameter];
+        let low = self.low_type(parameter);
         if low.is_some_and(|low| low != dtype) {
             self.uses.lock().is_used_whole(parameter);
         }
@@ -191,8 +183,18 @@ impl Gathers {
         let found = held.last.as_ref().map(|(_, unit)| unit[&parameter].dtype);
         if found != Some(dtype) {
             held.last = None;
-            let in_low = low.is_none_or(|low| low == dtype);
-            let arriving = self.start(&self.units.all[unit], in_low, &self.at);
+            // In the agreed types, unless this use is in another one: a cast may outlive the step
+            // after which its parameter is gathered in its own type.
+            let own = self.layout.parameters()[parameter].dtype;
+            let used_in = (dtype != own).then_some(dtype);
+            let low_type = |other| {
+                if other == parameter {
+                    used_in
+                } else {
+                    self.low_type(other).filter(|_| used_in == low)
+                }
+            };
+            let arriving = self.start(&self.units.all[unit], low_type, &self.at);
             held.last = Some((unit, raise(arriving.wait())));
         }
         if is_new {
@@ -202,7 +204,7 @@ impl Gathers {
                 // Another label than that of a gather for a use, so that ranks which have used
                 // different units are refused.
                 let at = format!("while unit `{}` computes, {}", this.path, self.at);
-                (next, self.start(ahead, true, &at))
+                (next, self.start(ahead, |of| self.low_type(of), &at))
             });
         }
         let (_, unit) = held.last.as_ref().expect("it was gathered");
@@ -212,7 +214,7 @@ impl Gathers {
     /// What [`get`](Self::get) returns now without a call of other ranks, and without a change of
     /// what is expected next.
     fn at_hand(&self, parameter: usize, dtype: DType) -> Option<TensorData> {
-        if self.low_types[parameter].is_some_and(|low| low != dtype) {
+        if self.low_type(parameter).is_some_and(|low| low != dtype) {
             return None;
         }
         let held = self.held.try_lock()?;
@@ -223,13 +225,21 @@ impl Gathers {
         (data.dtype == dtype).then(|| data.clone())
     }
 
-    /// Starts to gather a unit, of the parameters that the model has: in the types to which they
-    /// are rounded if `in_low`, else in their own.
-    fn start(&self, unit: &Arc<Unit>, in_low: bool, at: &str) -> Pending<Gathered, ZeroError> {
+    /// Starts to gather a unit, of the parameters that the model has: each in its own type, or
+    /// rounded to the one that `low_type` returns.
+    fn start(
+        &self,
+        unit: &Arc<Unit>,
+        low_type: impl Fn(usize) -> Option<DType>,
+        at: &str,
+    ) -> Pending<Gathered, ZeroError> {
         let own = unit.parameters.iter().filter_map(|&parameter| {
-            let low = self.low[parameter].get().filter(|_| in_low);
-            let own = self.versions[parameter].shard()?.own();
-            Some((parameter, low.unwrap_or(own).clone()))
+            let own = self.versions[parameter].shard()?;
+            let own = match low_type(parameter) {
+                Some(low) => own.rounded(low),
+                None => own.own().clone(),
+            };
+            Some((parameter, own))
         });
         let (parameters, own): (Vec<_>, Vec<_>) = own.unzip();
         let started = Elements::start_reads(&own);

@@ -27,7 +27,11 @@ pub(crate) struct Shard {
     own: Elements,
     /// The same, rounded to a lower type last.
     low: Mutex<Option<Elements>>,
+    round: Box<Round>,
 }
+
+/// Rounds elements to a lower type, by the backend's own cast.
+type Round = dyn Fn(&Elements, DType) -> Elements + Send + Sync;
 
 impl Shard {
     /// Of these elements, in the parameter's type, in this memory.
@@ -41,9 +45,11 @@ impl Shard {
             }
             (NewValue::Host(own), _) => Elements::on_host(own),
         });
+        let device = device.clone();
         Self {
             own,
             low: Mutex::default(),
+            round: Box::new(move |own, low| own.cast::<I>(low, &device)),
         }
     }
 
@@ -76,13 +82,21 @@ impl Shard {
     /// are. They stay until another type is asked for, or
     /// [`forget_rounded`](Self::forget_rounded), so that a shard that does not change is rounded
     /// once.
-    pub(super) fn rounded<I: Backend>(&self, low: DType, device: &Device<I>) -> Elements {
+    pub(super) fn rounded(&self, low: DType) -> Elements {
         let mut known = self.low.lock();
         if let Some(rounded) = known.as_ref().filter(|known| known.dtype() == low) {
             return rounded.clone();
         }
-        let rounded = unrecorded(|| self.own.cast::<I>(low, device));
+        let rounded = unrecorded(|| (self.round)(&self.own, low));
         known.insert(rounded).clone()
+    }
+
+    /// Rounds the elements before they are used, if they are in host memory: that waits for the
+    /// device, which has nothing else to do after an update.
+    pub(super) fn round_on_host(&self, low: DType) {
+        if matches!(self.own, Elements::Host(_)) {
+            self.rounded(low);
+        }
     }
 
     /// Frees what [`rounded`](Self::rounded) keeps, for a parameter that is gathered in its own

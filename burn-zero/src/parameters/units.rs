@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use burn::tensor::TensorData;
+use burn::tensor::{DType, TensorData};
 use burn_checkpoint::{UploadOrder, UploadPlace};
 use burn_decorator::{HostRead, shared};
 use burn_ranks::shard::Bucket;
 use burn_ranks::{BufferDtype, Collectives, HostBuffer, Split};
+use parking_lot::RwLock;
 
 use crate::host::{exchanged, not_read, widened};
 use crate::reduce::Layout;
@@ -111,6 +112,10 @@ pub(crate) struct Units {
     of: Vec<usize>,
     /// The places of the parameters in the order of uploads.
     places: Vec<UploadPlace>,
+    /// By parameter: the type in which it is gathered where a cast uses it, if that is not its own.
+    /// The same for all versions: a clone of the model that stays as it is, such as the reference
+    /// model of DPO, computes what the trained one does.
+    low_types: RwLock<Vec<Option<DType>>>,
     /// Steps of the trained model.
     steps: AtomicUsize,
 }
@@ -141,6 +146,7 @@ impl Units {
         Self {
             all: all.collect(),
             places: places.collect(),
+            low_types: RwLock::new(vec![None; of.len()]),
             memory,
             of,
             steps: AtomicUsize::new(0),
@@ -160,6 +166,17 @@ impl Units {
     /// The place of a parameter in the order of uploads.
     pub(super) fn place(&self, parameter: usize) -> &UploadPlace {
         &self.places[parameter]
+    }
+
+    /// The type in which a parameter is gathered where a cast uses it, if that is not its own.
+    pub(super) fn low_type(&self, parameter: usize) -> Option<DType> {
+        self.low_types.read()[parameter]
+    }
+
+    /// From now on parameters are gathered in these types. All ranks call it between the same
+    /// gathers.
+    pub(super) fn set_low_types(&self, low_types: Vec<Option<DType>>) {
+        *self.low_types.write() = low_types;
     }
 
     /// Counts a step of the trained model, and returns its number.
