@@ -90,8 +90,7 @@ where
     }
 
     fn gathers_parameters(&self) -> bool {
-        let prepared = self.sharding.prepared();
-        prepared.is_ok_and(|prepared| prepared.store.shards().is_some())
+        self.sharding.has_shards()
     }
 
     fn keep_average(&mut self, config: AverageConfig) -> Result<(), UpdateError> {
@@ -169,7 +168,12 @@ impl<B: AutodiffBackend> ReducedUpdate<B> {
                 inside.parts.release_average();
                 Ok(sharding.put_again::<B, M>(model))
             }
-            LoopRequest::Finish => Ok(sharding.put_whole_on_rank_0::<B, M>(model)?),
+            LoopRequest::Finish => {
+                if sharding.has_shards() {
+                    sharding.trained::<B, M>(&model)?;
+                }
+                Ok(sharding.put_whole_on_rank_0::<B, M>(model)?)
+            }
             request => Err(UpdateError::Strategy(format!(
                 "burn-update's loop asks {request:?}, which this version of burn-zero does not know: use one version of both"
             ))),

@@ -221,12 +221,19 @@ impl Sharding {
         held
     }
 
-    /// The model as rank 0 uses it alone, with what something else has set since the last step. All
-    /// ranks call it.
+    /// Whether the model that was prepared has its parameters in shards.
+    pub(super) fn has_shards(&self) -> bool {
+        let prepared = self.prepared();
+        prepared.is_ok_and(|prepared| prepared.store.shards().is_some())
+    }
+
+    /// The model as rank 0 uses it alone, with what something else has set since the last step. If
+    /// its parameters are in shards, its [trained](Self::trained) ones were checked. All ranks call
+    /// it.
     ///
     /// # Errors
     ///
-    /// [`ShardingFault::OtherModel`]; those of the group.
+    /// Those of the group.
     pub(super) fn put_whole_on_rank_0<B, M>(&self, module: Box<M>) -> Result<Box<M>, ZeroError>
     where
         B: AutodiffBackend,
@@ -235,9 +242,6 @@ impl Sharding {
         let Some(mut prepared) = self.prepared.lock().clone() else {
             return Ok(module);
         };
-        if prepared.store.shards().is_some() {
-            self.trained::<B, M>(&module)?;
-        }
         if let Some(changed) = prepared.store.changed::<B, M>(&module) {
             prepared.store = changed;
             *self.prepared.lock() = Some(prepared.clone());
