@@ -233,8 +233,8 @@ impl Estimate {
 ///
 /// 0 ranks count as 1.
 pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> Estimate {
-    let (stage, elements, ranks) = (config.stage, model.elements, (world_size as u64).max(1));
     let settings = config.settings();
+    let (stage, elements, ranks) = (settings.stage, model.elements, (world_size as u64).max(1));
     let steps = config.batch.gradient_accumulation_steps.unwrap_or(1);
     let several = ranks > 1;
     let gathers = several && stage.shards_optimizer_state();
@@ -287,7 +287,7 @@ pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> 
     let bytes = model.parameter_bytes;
     let master_bytes = if_(bytes < 4, 4);
     let parameter_shard_bytes = if_(in_units, bytes * (shard + frozen_shard));
-    let sent_as = config.communication_dtype.size_bytes() as u64;
+    let sent_as = settings.communication_dtype.size_bytes() as u64;
     Estimate {
         padded_elements: padded,
         shard_elements: shard,

@@ -9,7 +9,7 @@ mod update;
 
 use std::collections::BTreeMap;
 
-use burn_ranks::BufferDtype;
+use burn_ranks::{BufferDtype, Partition, ReduceOp};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use thiserror::Error;
@@ -86,6 +86,8 @@ pub struct ZeroConfig {
 }
 
 impl Default for ZeroConfig {
+    /// Each field that [`settings`](ZeroConfig::settings) reads has the default of that setting,
+    /// but for the stage.
     fn default() -> Self {
         let settings = ZeroSettings::stage(Self::DEFAULT_STAGE);
         let bucket_size = settings.bucket_elements as u64;
@@ -93,8 +95,8 @@ impl Default for ZeroConfig {
             stage: settings.stage,
             batch: BatchConfig::default(),
             gradient_clipping: Some(1.0),
-            offload_optimizer: Memory::Device,
-            offload_param: Memory::Device,
+            offload_optimizer: settings.gradients,
+            offload_param: settings.parameters,
             shards: settings.shards,
             reduce_bucket_size: bucket_size,
             allgather_bucket_size: bucket_size,
@@ -126,14 +128,17 @@ impl ZeroConfig {
     /// ```
     pub fn settings(&self) -> ZeroSettings {
         let bucket_size = self.reduce_bucket_size.min(self.allgather_bucket_size);
+        // Each setting by name, so that a new one is not left at its default unseen.
         ZeroSettings {
+            stage: self.stage,
+            partition: Partition::Flat,
             // Saturated: longer than any buffer.
             bucket_elements: usize::try_from(bucket_size).unwrap_or(usize::MAX),
             communication_dtype: self.communication_dtype,
+            reduction: ReduceOp::Mean,
             gradients: self.offload_optimizer,
             parameters: self.offload_param,
             shards: self.shards,
-            ..ZeroSettings::stage(self.stage)
         }
     }
 }
