@@ -18,7 +18,7 @@
 //! |---|---|
 //! | `backend` | [`FusedBackward`], made from burn-decorator's table of operations |
 //! | `layer_norm`, `softmax`, `attention` | these operations of Burn with their gradients |
-//! | `rms_norm`, `swiglu` | [`rms_norm()`] and [`swiglu()`], which Burn composes |
+//! | `rms_norm`, `swiglu` | [`rms_norm()`], [`swiglu()`] and [`silu()`], which Burn composes |
 //! | `linear_cross_entropy` | [`linear_cross_entropy()`] and its module [`LinearCrossEntropyLoss`] |
 //! | `rows`, `precision` | sums over rows; casts between the operands' type and f32 |
 
@@ -38,4 +38,4 @@ pub use linear_cross_entropy::{
     TargetOutOfRange, Targets, linear_cross_entropy,
 };
 pub use rms_norm::rms_norm;
-pub use swiglu::swiglu;
+pub use swiglu::{silu, swiglu};

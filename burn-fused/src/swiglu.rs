@@ -1,6 +1,6 @@
 //! The gate of a feed-forward network, differentiated from its two operands.
 
-use burn::tensor::activation::silu;
+use burn::tensor::activation;
 use burn::tensor::{DType, Tensor, TensorPrimitive};
 use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::grads::Gradients;
@@ -59,9 +59,32 @@ pub fn swiglu<B: Backend, const D: usize>(gate: Tensor<B, D>, up: Tensor<B, D>) 
     }
     if is_half(dtype) {
         let [gate, up] = [gate, up].map(|x| x.cast(DType::F32));
-        return (silu(gate) * up).cast(dtype);
+        return (activation::silu(gate) * up).cast(dtype);
     }
-    silu(gate) * up
+    activation::silu(gate) * up
+}
+
+/// `x sigmoid(x)` (Swish): what [`silu`](burn::tensor::activation::silu) computes.
+///
+/// On a backend with [`FusedBackward`](crate::FusedBackward) autodiff keeps `x`; Burn's composition
+/// keeps `sigmoid(x)` too. It is [`swiglu`] with ones for `up`, which take no memory.
+///
+/// ```
+/// use burn::backend::Autodiff;
+/// use burn::tensor::{Distribution, Tensor, activation};
+/// use burn_flex::Flex;
+/// use burn_fused::{FusedBackward, silu};
+///
+/// type B = FusedBackward<Autodiff<Flex>>;
+/// let x = Tensor::<B, 2>::random([4, 8], Distribution::Default, &Default::default());
+///
+/// let y = silu(x.clone()); // was: activation::silu(x)
+/// y.into_data().assert_approx_eq::<f32>(&activation::silu(x).into_data(), Default::default());
+/// ```
+pub fn silu<B: Backend, const D: usize>(x: Tensor<B, D>) -> Tensor<B, D> {
+    let one = Tensor::<B, D>::ones([1; D], (&x.device(), x.dtype()));
+    let ones = one.expand(x.shape());
+    swiglu(x, ones)
 }
 
 /// In place of the operation that carries it.

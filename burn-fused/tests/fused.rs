@@ -48,6 +48,7 @@ enum Operation {
     },
     RmsNorm,
     SwiGlu,
+    Silu,
     Attention {
         causal: bool,
         keys: usize,
@@ -58,7 +59,7 @@ enum Operation {
 
 use Operation::*;
 
-const ALL: [Operation; 14] = [
+const ALL: [Operation; 15] = [
     Softmax(3),
     Softmax(1),
     LogSoftmax(3),
@@ -68,6 +69,7 @@ const ALL: [Operation; 14] = [
     LayerNorm { has_beta: false },
     RmsNorm,
     SwiGlu,
+    Silu,
     Attention {
         causal: false,
         keys: 5,
@@ -130,6 +132,7 @@ impl Operation {
             }
             RmsNorm => rms_norm(x, row(y), 1e-5),
             SwiGlu => swiglu(x, y),
+            Silu => burn_fused::silu(x),
             Attention {
                 causal,
                 keys,

@@ -8,7 +8,7 @@ use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{DType, Distribution, Tensor, TensorPrimitive};
 use burn_amp::Autocast;
 use burn_flex::Flex;
-use burn_fused::{FusedBackward, rms_norm, swiglu};
+use burn_fused::{FusedBackward, rms_norm, silu, swiglu};
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]
@@ -22,6 +22,7 @@ enum Operation {
     LayerNorm,
     RmsNorm,
     SwiGlu,
+    Silu,
     Softmax,
     LogSoftmax,
     Attention,
@@ -41,6 +42,7 @@ impl Operation {
             }
             RmsNorm => rms_norm(x, gamma, 1e-5),
             SwiGlu => swiglu(x.clone() * 0.5, x),
+            Silu => silu(x),
             Softmax => softmax(x, 3),
             LogSoftmax => log_softmax(x, 3),
             Attention => attention(
@@ -82,6 +84,8 @@ fn fewer_bytes_are_kept() {
         (RmsNorm, 2.0),
         // The operands and the result.
         (SwiGlu, 3.0),
+        // The operand and the result.
+        (Silu, 2.0),
         (Softmax, 1.0),
         (LogSoftmax, 1.0),
         // The operand, three times the same, and the result.

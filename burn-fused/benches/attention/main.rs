@@ -162,33 +162,52 @@ impl<B: AutodiffBackend> Block<B> {
     }
 }
 
+/// Has taken a step already, which makes the parameters: from the same seed in every setting.
 fn racer<B: AutodiffBackend>(sizes: Sizes, attention: Attention<B>) -> Racer {
     let device = B::Device::default();
     B::seed(&device, 42);
-    let normal = Distribution::Normal(0.0, 1.0);
-    if sizes.layers == 0 {
-        let shape = [1, sizes.heads, sizes.tokens, sizes.width];
-        let random = || Tensor::<B, 4>::random(shape, normal, &device);
-        let operands = [(); 3].map(|()| random().require_grad());
-        let weight = random();
-        return Box::new(move || {
-            measure(|| (attention(operands.clone(), sizes.is_causal) * weight.clone()).sum())
-        });
-    }
+    let forward = if sizes.layers == 0 {
+        attention_alone(sizes, attention, &device)
+    } else {
+        transformer(sizes, attention, &device)
+    };
+    measure(&forward);
+    Box::new(move || measure(&forward))
+}
+
+type Forward<B> = Box<dyn Fn() -> Tensor<B, 1>>;
+
+const NORMAL: Distribution = Distribution::Normal(0.0, 1.0);
+
+fn attention_alone<B: AutodiffBackend>(
+    sizes: Sizes,
+    attention: Attention<B>,
+    device: &B::Device,
+) -> Forward<B> {
+    let shape = [1, sizes.heads, sizes.tokens, sizes.width];
+    let random = || Tensor::<B, 4>::random(shape, NORMAL, device);
+    let operands = [(); 3].map(|()| random().require_grad());
+    let weight = random();
+    Box::new(move || (attention(operands.clone(), sizes.is_causal) * weight.clone()).sum())
+}
+
+fn transformer<B: AutodiffBackend>(
+    sizes: Sizes,
+    attention: Attention<B>,
+    device: &B::Device,
+) -> Forward<B> {
     let width = sizes.heads * sizes.width;
     let blocks: Vec<_> = (0..sizes.layers)
-        .map(|_| Block::<B>::new(width, &device))
+        .map(|_| Block::<B>::new(width, device))
         .collect();
-    let x = Tensor::<B, 3>::random([1, sizes.tokens, width], normal, &device);
+    let x = Tensor::<B, 3>::random([1, sizes.tokens, width], NORMAL, device);
     Box::new(move || {
-        measure(|| {
-            let layer = |x, block: &Block<B>| block.forward(x, sizes, attention);
-            blocks.iter().fold(x.clone(), layer).square().mean()
-        })
+        let layer = |x, block: &Block<B>| block.forward(x, sizes, attention);
+        blocks.iter().fold(x.clone(), layer).square().mean()
     })
 }
 
-fn measure<B: AutodiffBackend>(forward: impl Fn() -> Tensor<B, 1>) -> Step {
+fn measure<B: AutodiffBackend>(forward: &Forward<B>) -> Step {
     HEAP.reset_peak_usage();
     let before = HEAP.current_usage();
     let start = Instant::now();
@@ -217,11 +236,8 @@ fn race(sizes: Sizes, settings: &[&str], rounds: usize) {
         .iter()
         .map(|name| Setting::parse(name).racer(sizes))
         .collect();
-    let round = || -> Vec<Step> { racers.iter().map(|step| step()).collect() };
-    if rounds > 1 {
-        round(); // does not count: the first one faults the heap's pages in
-    }
-    let rounds: Vec<_> = (0..rounds).map(|_| round()).collect();
+    let round = |_| -> Vec<Step> { racers.iter().map(|step| step()).collect() };
+    let rounds: Vec<_> = (0..rounds).map(round).collect();
     for (at, name) in settings.iter().enumerate() {
         let of = |value: &dyn Fn(&[Step]) -> f64| median(rounds.iter().map(|round| value(round)));
         println!(
