@@ -305,6 +305,19 @@ fn traffic_is_that_of_real_ranks() {
     }
 }
 
+/// What a planner asks for.
+fn shares(stage: Stage, world_size: usize, places: Places) -> Shares {
+    Shares {
+        ranks: world_size as u64,
+        optimizer_state: stage.shards_optimizer_state(),
+        gradients: stage.shards_gradients(),
+        parameters: stage == Stage::Parameters,
+        shards_on_device: places.shards == Memory::Device,
+        offload: places.adamw == Memory::Host,
+        bucket_bytes: 4 * BUCKET as u64,
+    }
+}
+
 /// What a planner derives from one run without ranks, against the runs with them.
 fn derived_is_what_ranks_take<A, R>(name: &str, program: &impl Program, stages: &[Stage])
 where
@@ -332,15 +345,7 @@ where
         for stage in stages.filter(|stage| !shards_on_device || *stage == Stage::Parameters) {
             let of_rank = |rank| simulated::<R>(program, stage, (rank, world_size), places);
             let run = of_rank(0);
-            let shares = Shares {
-                ranks: world_size as u64,
-                optimizer_state: stage.shards_optimizer_state(),
-                gradients: stage.shards_gradients(),
-                parameters: stage == Stage::Parameters,
-                shards_on_device,
-                offload: places.adamw == Memory::Host,
-                bucket_bytes: 4 * BUCKET as u64,
-            };
+            let shares = shares(stage, world_size, places);
             let derived = alone.shared(shares);
             let what = format!("{name}, {world_size} ranks, {stage:?}, {places:?}");
             // A rank's part of a unit may be more or less than that of others.
@@ -408,6 +413,26 @@ fn so_it_is_under_autocast_at_stage_3() {
     let gpt = Gpt::new(6, Checkpoint::None);
     derived_is_what_ranks_take::<Autocast<Alone>, Autocast<Ranks>>("bf16 gpt", &gpt, &stages);
     derived_is_what_ranks_take::<Autocast<Alone>, Autocast<Ranks>>("bf16 layers", &Layers, &stages);
+}
+
+/// A rank's shards are on the device in the low type too. Of so small a program three buckets would
+/// hide that: none is under way in a run without data.
+#[test]
+fn the_low_type_of_shards_on_the_device_counts() {
+    let _turn = turn();
+    let alone = once(&Layers).estimate::<Autocast<Alone>>();
+    let shards = Memory::Device;
+    let cases = [(2, Memory::Device), (4, Memory::Device), (2, Memory::Host)];
+    for (ranks, adamw) in cases {
+        let places = Places { adamw, shards };
+        let run = simulated::<Autocast<Ranks>>(&Layers, Stage::Parameters, (0, ranks), places);
+        let derived = alone.shared(Shares {
+            bucket_bytes: 0,
+            ..shares(Stage::Parameters, ranks, places)
+        });
+        let what = format!("{ranks} ranks, {places:?}, peak");
+        within_2_percent(&what, derived.peak_bytes, run.peak_bytes as f64);
+    }
 }
 
 /// As with LoRA: what is not trained is neither reduced nor sharded.
