@@ -270,8 +270,8 @@ fn is_master(name: &str) -> bool {
 type Fields = Vec<(Value, Value)>;
 
 /// Walks a tree with two functions: `rename` gets every key of a map and its place, `replace` every
-/// tensor. A key
-/// or a tensor for which they return `None` is left out, with all state of its parameter.
+/// tensor. A key or a tensor for which they return `None` is left out, with all state of its
+/// parameter.
 struct Walk<K, T> {
     rename: K,
     replace: T,

@@ -1,4 +1,10 @@
-//! Parameters in host memory: moves them there, and makes new leaves of them there.
+//! Parameters, wherever their elements are.
+//!
+//! This file moves them to host memory. `leaf.rs` makes the leaf of a parameter's next value.
+//! `store.rs` is the store of a prepared model: its `entries.rs` by path, and a `version.rs` of
+//! each. At stage 3 a version is a `shard.rs` on each rank, which `gathers.rs` gathers by
+//! `units.rs`, in the order and the types of `uses.rs`. `parts.rs` is what a rank has of a parameter
+//! before the model is prepared.
 
 mod entries;
 mod gathers;

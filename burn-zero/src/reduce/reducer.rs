@@ -26,7 +26,7 @@ use crate::{Memory, Stage, ZeroError, ZeroSettings};
 #[derive(Debug)]
 pub(crate) struct Reduced {
     /// This rank's shard of the gradient, or all of it in stage 0, in its
-    /// [`shard_shape`](super::Parameter::shard_shape): a single 0 if this rank holds no elements,
+    /// [`shard_shape`](super::ParameterSpec::shard_shape): a single 0 if this rank holds no elements,
     /// so that all ranks see a gradient of the same parameters; all NaN unless it is finite on all
     /// ranks.
     pub(crate) data: TensorData,

@@ -4,13 +4,12 @@ use std::collections::HashMap;
 
 use burn::module::AutodiffModule;
 use burn::tensor::Shape;
-use burn_backend::tensor::FloatTensor;
-use burn_backend::{AutodiffBackend, Backend, FloatDType, TensorMetadata};
+use burn_backend::{AutodiffBackend, Backend};
 use burn_update::{Averages, UpdateError};
 
 use super::gather::Gather;
 use super::sharding::{Prepared, Sharding};
-use super::step::read_shards;
+use super::step::{in_type_of_parameters, read_shards};
 use crate::module::device_of;
 use crate::parameters::{NewValue, ParameterStore, Shard};
 use crate::reduce::{GradientReducer, Layout};
@@ -57,20 +56,17 @@ impl Sharding {
         reducer: &GradientReducer,
         store: &ParameterStore,
         model: Box<M>,
-        mut averages: HashMap<usize, FloatTensor<B::InnerBackend>>,
+        mut averages: HashMap<usize, NewValue<B::InnerBackend>>,
     ) -> Result<Box<M>, ZeroError> {
         let layout = reducer.layout();
         if layout.holds_all() {
             let memory = self.settings.parameters;
             return Ok(store.replace::<B, M>(model, memory, |parameter| {
-                let average = NewValue::Device(averages.remove(&parameter)?);
                 let shape = layout.parameters()[parameter].shape.clone();
-                Some(average.reshaped(Shape::from(shape)))
+                Some(averages.remove(&parameter)?.reshaped(Shape::from(shape)))
             }));
         }
-        let averages = averages.into_iter();
-        let on_device = averages.map(|(parameter, average)| (parameter, NewValue::Device(average)));
-        let own = read_shards::<B::InnerBackend>(layout, on_device.collect())?;
+        let own = read_shards::<B::InnerBackend>(layout, averages)?;
         let all = vec![true; layout.parameters().len()];
         let gather = Gather::new(reducer, "averages of the weights".into(), own, all);
         self.replace_by_gathered::<B, M>(model, store, gather)
@@ -81,19 +77,13 @@ impl Sharding {
 fn by_position<I: Backend>(
     layout: &Layout,
     mut averages: Averages<I>,
-) -> HashMap<usize, FloatTensor<I>> {
+) -> HashMap<usize, NewValue<I>> {
     let known = layout.parameters().iter().enumerate();
     let found = known.filter_map(|(parameter, known)| {
         let average = averages.remove(&known.path)?;
-        let dtype: FloatDType = known.dtype.into();
-        let average = if average.dtype() == known.dtype {
-            average
-        } else {
-            I::float_cast(average, dtype)
-        };
-        Some((parameter, average))
+        Some((parameter, NewValue::Device(average)))
     });
-    found.collect()
+    in_type_of_parameters(layout, found.collect())
 }
 
 /// The model with leaves that are gathered from the averages of all ranks, when they are used.
@@ -101,11 +91,10 @@ fn of_shards<B: AutodiffBackend, M: AutodiffModule<B>>(
     store: &ParameterStore,
     memory: Memory,
     model: &M,
-    averages: HashMap<usize, FloatTensor<B::InnerBackend>>,
+    averages: HashMap<usize, NewValue<B::InnerBackend>>,
 ) -> M {
     let device = device_of::<B, M>(model);
     let shards = averages.into_iter().map(|(parameter, average)| {
-        let average = NewValue::Device(average);
         let average = Shard::new::<B::InnerBackend>(average, memory, &device);
         (parameter, average)
     });

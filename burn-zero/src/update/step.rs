@@ -284,8 +284,8 @@ fn in_host_memory<I: Backend>(
     Ok(read.collect())
 }
 
-/// Casts updated shards that an optimizer has computed in another type than the parameter's.
-fn in_type_of_parameters<I: Backend>(
+/// Casts new shards that were computed in another type than the parameter's.
+pub(super) fn in_type_of_parameters<I: Backend>(
     layout: &Layout,
     shards: HashMap<usize, NewValue<I>>,
 ) -> HashMap<usize, NewValue<I>> {

@@ -1,8 +1,7 @@
 //! The state of all ranks as a record of the whole model, and back: what a `Learner` saves and
 //! loads.
 //!
-//! The record does not depend on the number of ranks and equals that of the
-//! update without ranks.
+//! The record does not depend on the number of ranks and equals that of the update without ranks.
 
 use std::collections::HashMap;
 
