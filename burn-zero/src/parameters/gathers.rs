@@ -79,13 +79,14 @@ impl Gathers {
     ) -> Result<Self, ZeroError> {
         let mut uses = self.take_uses();
         uses.end_step(self.units.count_step());
-        uses.agree_on_types(versions.len(), self.reducer.group())?;
-        let known = self.layout.parameters().iter().enumerate();
-        let low_types = known.map(|(parameter, known)| {
-            let low = uses.low_type(parameter);
-            low.filter(|_| known.dtype == DType::F32)
-        });
-        self.units.set_low_types(low_types.collect());
+        if uses.agree_on_types(versions.len(), self.reducer.group())? {
+            let known = self.layout.parameters().iter().enumerate();
+            let low_types = known.map(|(parameter, known)| {
+                let low = uses.low_type(parameter);
+                low.filter(|_| known.dtype == DType::F32)
+            });
+            self.units.set_low_types(low_types.collect());
+        }
         Ok(self.with(versions, at, uses))
     }
 

@@ -95,7 +95,7 @@ impl UnitUses {
 
     /// After the first step and after the second: the types of so many parameters become those of
     /// all ranks. A rank may have used parameters that others have not, of units that all of them
-    /// have gathered. All ranks call it.
+    /// have gathered. Returns whether it is such a step. All ranks call it.
     ///
     /// # Errors
     ///
@@ -104,9 +104,9 @@ impl UnitUses {
         &mut self,
         parameters: usize,
         group: &dyn ProcessGroup,
-    ) -> Result<(), ZeroError> {
+    ) -> Result<bool, ZeroError> {
         if self.steps == 0 || self.steps > 2 {
-            return Ok(());
+            return Ok(false);
         }
         let own = (0..parameters).map(|parameter| to_byte(self.types.get(&parameter)));
         let label = "types in which a step has used parameters";
@@ -122,7 +122,7 @@ impl UnitUses {
             Some((parameter, agreed))
         });
         self.types = types.collect();
-        Ok(())
+        Ok(true)
     }
 }
 
