@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fmt, ops::Range};
 use bytemuck::cast_slice;
 use serde::{Deserialize, Serialize};
 
-use super::{GroupFault, collectives::Part};
+use super::{GroupFault, part::Part};
 
 /// The collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

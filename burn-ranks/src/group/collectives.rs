@@ -11,22 +11,11 @@ use super::{
     Buffer, BufferDtype, Collective, GroupFault, HostBuffer, Operation, ReduceOp, Split, Transfer,
     buffer::widen,
     call::{CALL_BYTES, Call, Sent},
-    member::{Job, Queue},
+    part::{Part, Payload},
+    queue::Queue,
+    transport::{Exchange, Transport},
 };
 use crate::{BufferLength, InvalidSetting, RanksError};
-
-/// The buffer of which a rank sends parts: shared, so that ranks that are threads read it without a
-/// copy.
-pub(super) type Payload = Arc<dyn AsRef<[u8]> + Send + Sync>;
-
-/// What a rank has received from another.
-pub(super) struct Part(pub Payload, pub Range<usize>);
-
-impl Part {
-    pub fn bytes(&self) -> &[u8] {
-        &(*self.0).as_ref()[self.1.clone()]
-    }
-}
 
 /// What [`Collectives::all_gather_parts`] brings of each rank, where it is: in the sender's memory,
 /// or where a message was received.
@@ -44,75 +33,8 @@ impl GatheredParts {
     }
 }
 
-/// Moves bytes between this rank and the others. Waits for each of them at most for the deadline,
-/// and returns their faults.
-pub(super) trait Transport {
-    /// In a call, sends `own[sends[to]]` to each rank `to`, and returns what ranks send,
-    /// `lengths[from]` bytes of each; of this rank itself, `own[sends[rank]]`. Empty parts are not
-    /// sent.
-    fn exchange(&mut self, it: Exchange<'_>) -> Result<Vec<Part>, GroupFault>;
-
-    /// Notifies all other ranks that the group is lost, from the collective `sequence` of this rank
-    /// on.
-    fn spread(&mut self, sequence: u64, fault: &GroupFault);
-
-    /// Notifies all other ranks that this one takes part in its first `calls` collectives only.
-    fn leave(&mut self, calls: u64);
-}
-
-/// What a rank sends and receives in one exchange of a call: see [`Transport::exchange`].
-pub(super) struct Exchange<'a> {
-    pub call: &'a Call,
-    pub own: &'a Payload,
-    pub sends: &'a [Range<usize>],
-    pub lengths: &'a [usize],
-}
-
-/// What a transport knows of the other ranks.
-#[derive(Default)]
-pub(super) struct Peers {
-    /// By rank: the number of collectives in which it took part, if it has left.
-    pub left: Vec<Option<u64>>,
-    /// The earliest collective that has failed, and its fault: it and all later ones fail. Earlier
-    /// ones may still complete.
-    pub lost: Option<(u64, GroupFault)>,
-}
-
-impl Peers {
-    pub fn new(world_size: usize) -> Self {
-        let (left, lost) = (vec![None; world_size], None);
-        Self { left, lost }
-    }
-
-    pub fn lose(&mut self, sequence: u64, fault: &GroupFault) {
-        if self
-            .lost
-            .as_ref()
-            .is_none_or(|(first, _)| sequence < *first)
-        {
-            self.lost = Some((sequence, fault.clone()));
-        }
-    }
-
-    /// The fault of a collective, if it has failed.
-    pub fn fault(&self, call: &Call) -> Option<GroupFault> {
-        let lost = self.lost.as_ref();
-        let lost = lost.filter(|(sequence, _)| *sequence <= call.sequence);
-        lost.map(|(_, fault)| fault.clone())
-    }
-
-    /// The fault if `peer`, for whose message `rank` waits in a collective, has left before it.
-    pub fn left(&self, call: &Call, rank: usize, peer: usize) -> Option<GroupFault> {
-        let calls = self.left[peer].filter(|&calls| calls <= call.sequence)?;
-        let call = call.to_string();
-        Some(GroupFault::PeerLeft {
-            rank,
-            call,
-            peer,
-            calls,
-        })
-    }
-}
+/// Work that makes collectives: made by [`Pending::start`], given to [`ProcessGroup::submit`].
+pub struct Job(pub(super) Box<dyn FnOnce(&mut Collectives) + Send>);
 
 /// A rank's collectives, for jobs on its communication thread: see the methods of the same names of
 /// [`ProcessGroup`](super::ProcessGroup).
@@ -120,7 +42,7 @@ pub struct Collectives {
     transport: Box<dyn Transport>,
     pub(super) rank: usize,
     pub(super) world_size: usize,
-    pub(super) queue: Arc<Queue>,
+    pub(super) queue: Arc<Queue<Job>>,
     /// Collectives so far.
     calls: u64,
     /// The collective under way, and what it has sent.
@@ -138,7 +60,7 @@ pub(super) fn panic_message(panic: &(dyn Any + Send)) -> String {
 }
 
 impl Collectives {
-    pub(super) fn new(transport: Box<dyn Transport>, queue: Arc<Queue>) -> Self {
+    pub(super) fn new(transport: Box<dyn Transport>, queue: Arc<Queue<Job>>) -> Self {
         Self {
             transport,
             rank: queue.rank,

@@ -15,21 +15,25 @@ mod member;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod options;
+mod part;
 mod process_group;
+mod queue;
 mod simulated;
 mod threads;
 mod transfer;
+mod transport;
 
 pub use buffer::{BufferDtype, HostBuffer, ReduceOp};
 pub use call::{Operation, Sent, Split, Traffic};
-pub use collectives::{Collectives, GatheredParts};
+pub use collectives::{Collectives, GatheredParts, Job};
 pub use end_process::{Finish, finish_first};
 pub use launcher::{launched, local_rank};
-pub use member::{Job, Member, Pending, Waited};
+pub use member::{Member, Pending};
 #[cfg(feature = "mpi")]
 pub use mpi::MpiGroup;
 pub use options::{GroupFault, GroupOptions};
 pub use process_group::ProcessGroup;
+pub use queue::Waited;
 pub use simulated::SimulatedRank;
 pub use threads::{SingleRank, ThreadGroup};
 pub use transfer::{Buffer, Collective, Transfer};

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::{
     GroupFault, GroupOptions, Member, ProcessGroup,
-    collectives::{Exchange, Part, Transport},
-    member::Queue,
+    part::Part,
+    queue::Queue,
+    transport::{Exchange, Transport},
 };
 use crate::{InvalidSetting, RanksError};
 

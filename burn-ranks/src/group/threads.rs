@@ -12,11 +12,13 @@ use std::{
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::{
-    GroupFault, GroupOptions, Member, ProcessGroup,
+    GroupFault, GroupOptions, Job, Member, ProcessGroup,
     call::Call,
-    collectives::{Exchange, Part, Peers, Transport, panic_message},
+    collectives::panic_message,
     end_process::end_process,
-    member::Queue,
+    part::Part,
+    queue::Queue,
+    transport::{Exchange, Peers, Transport},
 };
 use crate::{InvalidSetting, RanksError, thread::model_thread};
 
@@ -288,7 +290,7 @@ impl Mailboxes {
     }
 
     /// Waits for the next message from the rank `from` to the rank of `own`, and takes it.
-    fn take(&self, from: usize, call: &Call, own: &Queue) -> Result<Part, GroupFault> {
+    fn take(&self, from: usize, call: &Call, own: &Queue<Job>) -> Result<Part, GroupFault> {
         let (rank, deadline) = (own.rank, own.deadline);
         let until = Instant::now() + deadline;
         let mut state = self.state.lock();
@@ -332,7 +334,7 @@ const YIELDS: usize = 20;
 
 /// The transport by shared memory: ranks read each other's buffers.
 struct ThreadTransport {
-    queue: Arc<Queue>,
+    queue: Arc<Queue<Job>>,
     mailboxes: Arc<Mailboxes>,
 }
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::buffer::{BufferDtype, HostBuffer, ReduceOp};
 use super::call::{Split, parts};
-use super::collectives::{Collectives, Part, Payload};
+use super::collectives::Collectives;
+use super::part::{Part, Payload};
 use crate::group::GroupFault;
 use crate::shard::balanced_offsets;
 

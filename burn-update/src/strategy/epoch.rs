@@ -11,20 +11,11 @@ use burn::train::{
 
 use super::driver::RankDriver;
 use super::pace::StepClock;
-use super::rank::{Batches, Rank, Rank0, StepStatus, Stretch};
+use super::rank::{Batches, Rank, Rank0};
+use super::status::StepStatus;
+use super::stretch::{Ended, Stretch};
 use super::{TrainInput, TrainItem, TrainMetrics, ValidItem};
 use crate::UpdateError;
-
-/// Why a stretch of training steps has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ended {
-    /// A rank has no more batches.
-    Data,
-    /// The interval of updates, or the training, is complete.
-    Interval,
-    /// A rank is interrupted.
-    Interrupted,
-}
 
 impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
     /// Trains on this rank's part of `items`, to the end of the data or of the interval, or until

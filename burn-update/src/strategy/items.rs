@@ -12,7 +12,7 @@ use burn::train::{
 use burn_ranks::ProcessGroup;
 use parking_lot::Mutex;
 
-use super::rank::StepStatus;
+use super::status::StepStatus;
 use crate::UpdateError;
 
 /// How a rank's items are sent to rank 0: at most one a step.

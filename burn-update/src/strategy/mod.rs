@@ -5,6 +5,8 @@
 //! | `launch` | starts the ranks: this thread, several, or one process of a group |
 //! | `rank` | one rank's training: epochs or intervals, with their decisions |
 //! | `epoch` | the steps, and the validation |
+//! | `stretch` | the steps between two validations |
+//! | `status` | what ranks exchange after each step |
 //! | `driver` | what the loop asks of the optimizer inside the Learner |
 //! | `of_update` | ... if that is an update |
 //! | `data`, `sampler`, `loader` | which rank reads which items, in which order |
@@ -22,6 +24,8 @@ mod pace;
 mod rank;
 mod sampler;
 mod silent;
+mod status;
+mod stretch;
 mod summed;
 
 use core::num::NonZeroU64;

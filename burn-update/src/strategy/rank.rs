@@ -15,12 +15,12 @@ use burn::train::{
 use burn_decorator::split_mix;
 use burn_ranks::{ProcessGroup, finish_first};
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 
 use super::driver::{Counting, Driver, EpochTail, Position, RankDriver, WriteRecord};
-use super::epoch::Ended;
 use super::items::Items;
 use super::pace::Pace;
+use super::status::StepStatus;
+use super::stretch::{Ended, Stretch};
 use super::{TrainInput, TrainItem, TrainMetrics, ValidItem};
 use crate::UpdateError;
 
@@ -385,47 +385,6 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         let store = &self.run.store;
         let own = early_stopping.is_some_and(|stopping| stopping.should_stop(epoch, store));
         Ok(self.group.agree_any("early stopping", own)?)
-    }
-}
-
-/// The steps between two validations: an epoch, or an interval of updates.
-pub(super) struct Stretch {
-    /// Counted from 1: what Burn's metrics, records and early stopping call an epoch.
-    pub(super) number: usize,
-    pub(super) steps: usize,
-    /// Updates before it began.
-    pub(super) updates_before: u64,
-}
-
-impl Stretch {
-    fn new(number: usize, updates_before: u64) -> Self {
-        Self {
-            number,
-            steps: 0,
-            updates_before,
-        }
-    }
-}
-
-/// The step status of one rank: what ranks exchange after each step.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub(super) struct StepStatus {
-    /// Whether the rank has a batch for the next step.
-    pub(super) has_batch: bool,
-    /// Whether the last step has an item for rank 0.
-    pub(super) has_item: bool,
-    /// Items of all ranks' data that are done after the last step.
-    pub(super) done: usize,
-    /// If the rank is interrupted, the reason, or an empty text.
-    pub(super) interrupted: Option<String>,
-}
-
-impl StepStatus {
-    /// Notes whether the rank is interrupted.
-    pub(super) fn interrupted(mut self, interrupter: &Interrupter) -> Self {
-        let reason = || interrupter.get_message().unwrap_or_default();
-        self.interrupted = interrupter.should_stop().then(reason);
-        self
     }
 }
 

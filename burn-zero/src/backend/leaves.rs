@@ -12,7 +12,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend};
 use burn_decorator::autodiff::AutodiffTensor;
 
-use super::of_rank::GradientPart;
+use super::placed::GradientPart;
 use crate::reduce::GradientReducer;
 
 thread_local! {

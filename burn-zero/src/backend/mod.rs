@@ -5,18 +5,20 @@
 //! of the operation table and hooks parameters among the operands; `tape.rs` implements hooks on
 //! autodiff; `leaves.rs` lists this thread's parameters; `stream.rs` draws random numbers.
 //! `with_host.rs` is the backend of the resulting gradients, which may be in host memory;
-//! `of_rank.rs` warns whoever reads a gradient of one rank outside of the update.
+//! `placed.rs` has its tensors, and what is computed in host memory; `of_rank.rs` warns whoever
+//! reads a gradient of one rank outside of the update.
 
 mod leaves;
 mod of_rank;
 mod ops;
+mod placed;
 mod sharded;
 pub(crate) mod stream;
 mod tape;
 mod with_host;
 
 pub(crate) use leaves::{attach, is_hooked, is_taken, leaf_node, trained_leaf};
-pub use of_rank::{GradientPart, OfRank};
+pub use placed::{GradientPart, HostTensor, OfRank, PlacedTensor};
 pub use sharded::{Sharded, ShardedGradients};
+pub use with_host::WithHost;
 pub(crate) use with_host::on_host;
-pub use with_host::{HostTensor, PlacedTensor, WithHost};

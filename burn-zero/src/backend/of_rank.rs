@@ -1,39 +1,11 @@
 //! Gradients of one rank: who reads one outside of the update gets another number than one rank
 //! alone would.
 
-use std::fmt;
 use std::sync::Once;
 
 use burn_decorator::gradient::is_updating;
 
-use super::with_host::PlacedTensor;
-
-/// What a rank has of a gradient between backward and the update.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GradientPart {
-    /// Its shard of the reduced gradient (stages 2 and 3).
-    Shard,
-    /// The whole gradient of its own batch, which the step reduces (stages 0 and 1).
-    OwnBatch,
-}
-
-impl fmt::Display for GradientPart {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Shard => "this rank's shard of it (ZeRO stages 2 and 3)",
-            Self::OwnBatch => {
-                "that of this rank's batch alone, which the step reduces over the ranks (ZeRO stages 0 and 1)"
-            }
-        })
-    }
-}
-
-/// A gradient of one rank, on the device or in host memory.
-#[derive(Clone, Debug)]
-pub struct OfRank<T, D> {
-    tensor: Box<PlacedTensor<T, D>>,
-    part: GradientPart,
-}
+use super::placed::{GradientPart, OfRank, PlacedTensor};
 
 impl<T, D> PlacedTensor<T, D> {
     /// The gradient, marked as one rank's.

@@ -12,9 +12,10 @@ use burn_decorator::gradient;
 use burn_decorator::weight::{GradientWeight, take};
 
 use super::leaves::{depth, forget_depth, leaves, node, part_of, reducers};
+use super::placed::PlacedTensor;
 use super::stream;
 use super::tape;
-use super::with_host::{PlacedTensor, WithHost};
+use super::with_host::WithHost;
 use crate::reduce::GradientReducer;
 
 /// A backend whose gradients are reduced, or copied to the host, during backward:

@@ -1,22 +1,18 @@
 //! A backend that can leave a tensor in host memory.
 #![deny(clippy::missing_trait_methods)]
 
-use core::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
 
 use burn_backend::{Backend, BackendTypes, TensorMetadata};
 use burn_decorator::carried::{carry, is_carried};
-use burn_decorator::simulated::values_are_simulated;
 use burn_decorator::types::*;
 use burn_decorator::{kind_type, map_operand, map_result};
-use rayon::prelude::*;
 
 use PlacedTensor::{Device as OnDevice, Host};
 
-use super::of_rank::{GradientPart, OfRank};
+use super::placed::{GradientPart, HostTensor, Operand, PlacedTensor};
 
-use crate::host::{is_finite, read_floats};
+use crate::host::read_floats;
 
 /// The backend `B`, some of whose float tensors are in host memory: gradients that left the device
 /// during backward and whose optimizer is on the host. It is the inner backend of
@@ -54,180 +50,6 @@ struct StaysOnHost;
 /// one on the device.
 pub(crate) fn on_host<I: Backend>(data: TensorData, device: &I::Device) -> FloatTensor<I> {
     carry(StaysOnHost, || I::float_from_data(data, device)).0
-}
-
-/// A float tensor of [`WithHost`].
-#[derive(Clone, Debug)]
-pub enum PlacedTensor<T, D> {
-    /// On the device.
-    Device(T),
-    /// In host memory.
-    Host(HostTensor<D>),
-    /// A gradient of one rank, in either memory, until an update reads it.
-    OfRank(OfRank<T, D>),
-}
-
-/// A tensor in host memory. Clones share its elements until one of them is changed.
-#[derive(Clone)]
-pub struct HostTensor<D> {
-    data: Arc<TensorData>,
-    shape: Shape,
-    /// The device to which operations upload it.
-    device: D,
-}
-
-impl<T: TensorMetadata, D: Clone> PlacedTensor<T, D> {
-    /// Uploads the tensor.
-    pub(crate) fn up<B>(self) -> T
-    where
-        B: Backend<Device = D, FloatTensorPrimitive = T>,
-    {
-        match self.unmarked() {
-            Self::Host(tensor) => {
-                let device = tensor.device.clone();
-                B::float_from_data(tensor.into_data(), &device)
-            }
-            Self::Device(tensor) => tensor,
-            Self::OfRank(_) => unreachable!("a tensor without its mark"),
-        }
-    }
-}
-
-impl<T: TensorMetadata, D> TensorMetadata for PlacedTensor<T, D>
-where
-    Self: Clone + Send + Sync + fmt::Debug,
-{
-    #[inline]
-    fn dtype(&self) -> DType {
-        match self {
-            Self::Device(tensor) => tensor.dtype(),
-            Self::Host(tensor) => tensor.data.dtype,
-            Self::OfRank(_) => self.placed().dtype(),
-        }
-    }
-
-    #[inline]
-    fn shape(&self) -> Shape {
-        match self {
-            Self::Device(tensor) => tensor.shape(),
-            Self::Host(tensor) => tensor.shape.clone(),
-            Self::OfRank(_) => self.placed().shape(),
-        }
-    }
-
-    #[inline]
-    fn rank(&self) -> usize {
-        match self {
-            Self::Device(tensor) => tensor.rank(),
-            Self::Host(tensor) => tensor.shape.num_dims(),
-            Self::OfRank(_) => self.placed().rank(),
-        }
-    }
-}
-
-impl<D: fmt::Debug> fmt::Debug for HostTensor<D> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HostTensor")
-            .field("dtype", &self.data.dtype)
-            .field("shape", &self.shape)
-            .field("device", &self.device)
-            .finish_non_exhaustive()
-    }
-}
-
-/// The second operand of an elementwise operation on a tensor in host memory.
-enum Operand<'a> {
-    Number(f32),
-    /// One for each element of the tensor.
-    Elements(&'a [f32]),
-}
-
-/// Elements of one task: one thread alone does not reach the bandwidth of the memory.
-const CHUNK: usize = 1 << 16;
-
-/// The operations on the host. `Err` returns the tensor itself if its type or shape is supported on
-/// the device only.
-impl<D> HostTensor<D> {
-    fn new(data: TensorData, device: D) -> Self {
-        Self {
-            shape: data.shape.clone(),
-            data: Arc::new(data),
-            device,
-        }
-    }
-
-    /// Its elements. Copies them if other tensors share them.
-    fn into_data(self) -> TensorData {
-        let mut data = Arc::unwrap_or_clone(self.data);
-        data.shape = self.shape;
-        data
-    }
-
-    fn floats(&self) -> Option<&[f32]> {
-        self.data.as_slice().ok()
-    }
-
-    /// A flat tensor of `values` for the same device.
-    fn flat(self, values: Vec<f32>) -> Self {
-        let shape = Shape::from([values.len()]);
-        Self::new(TensorData::new(values, shape), self.device)
-    }
-
-    /// Combines each element of an f32 tensor with the operand's.
-    fn combine(
-        mut self,
-        other: Operand<'_>,
-        f: impl Fn(f32, f32) -> f32 + Sync,
-    ) -> Result<Self, Self> {
-        if self.data.dtype != DType::F32 {
-            return Err(self);
-        }
-        // An estimate of a large model has no memory for its gradients.
-        if values_are_simulated() {
-            return Ok(self);
-        }
-        let own = Arc::make_mut(&mut self.data).as_mut_slice::<f32>();
-        let own = own.expect("elements of f32").par_iter_mut();
-        match other {
-            Operand::Number(y) => own.with_min_len(CHUNK).for_each(|x| *x = f(*x, y)),
-            Operand::Elements(others) => {
-                let pairs = own.zip(others).with_min_len(CHUNK);
-                pairs.for_each(|(x, y)| *x = f(*x, *y));
-            }
-        }
-        Ok(self)
-    }
-
-    /// The sum of an f32 tensor, rounded once.
-    fn sum(self) -> Result<Self, Self> {
-        let Some(values) = self.floats() else {
-            return Err(self);
-        };
-        if values_are_simulated() {
-            return Ok(self.flat(vec![0.0]));
-        }
-        let sum = |chunk: &[f32]| chunk.iter().copied().map(f64::from).sum::<f64>();
-        // Sums of chunks are added in order, so that the bits do not depend on threads.
-        let sums: Vec<_> = values.par_chunks(CHUNK).map(sum).collect();
-        let sum = sums.iter().sum::<f64>() as f32;
-        Ok(self.flat(vec![sum]))
-    }
-
-    fn cast(self, dtype: FloatDType) -> Self
-    where
-        D: Clone,
-    {
-        if self.data.dtype == dtype.into() {
-            return self;
-        }
-        let device = self.device.clone();
-        Self::new(self.into_data().convert_dtype(dtype.into()), device)
-    }
-
-    /// Whether all elements are known to be finite.
-    fn is_finite(&self) -> bool {
-        matches!(self.data.dtype, DType::F32 | DType::BF16 | DType::F16) && is_finite(&self.data)
-    }
 }
 
 // Every operation, made from its row: its operands are uploaded. Rows that are computed on the host

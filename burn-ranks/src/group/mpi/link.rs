@@ -18,10 +18,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{GRACE, print_end};
 use crate::group::{
-    GroupFault, HostBuffer,
+    GroupFault, HostBuffer, Job,
     call::Call,
-    collectives::{Exchange, Part, Peers, Transport},
-    member::Queue,
+    part::Part,
+    queue::Queue,
+    transport::{Exchange, Peers, Transport},
 };
 
 /// Tag of parts of buffers.
@@ -48,7 +49,7 @@ const TEXT_BYTES: usize = 1000;
 /// This process's connection to the others.
 pub(super) struct Link {
     rank: usize,
-    queue: Arc<Queue>,
+    queue: Arc<Queue<Job>>,
     peers: Peers,
 }
 
@@ -57,7 +58,7 @@ pub(super) struct Link {
 type UnderWay<'a, S> = (usize, bool, Request<'a, [u8], S>);
 
 impl Link {
-    pub fn new(queue: Arc<Queue>) -> Self {
+    pub fn new(queue: Arc<Queue<Job>>) -> Self {
         Self {
             rank: queue.rank,
             peers: Peers::new(queue.world_size),

@@ -16,10 +16,8 @@ use ::mpi::{Threading, environment::Universe, topology::SimpleCommunicator, trai
 use link::Link;
 
 use super::{
-    GroupFault, GroupOptions, Member, ProcessGroup,
-    collectives::panic_message,
-    launcher::launched,
-    member::{LAST_PANIC, Queue},
+    GroupFault, GroupOptions, Job, Member, ProcessGroup, collectives::panic_message,
+    launcher::launched, member::LAST_PANIC, queue::Queue,
 };
 use crate::RanksError;
 
@@ -125,7 +123,7 @@ impl MpiGroup {
 
 /// Starts MPI on this thread, which makes all calls of MPI. The universe finalizes MPI when it is
 /// dropped.
-fn connect(deadline: Duration) -> Result<(Arc<Queue>, Link, Universe), RanksError> {
+fn connect(deadline: Duration) -> Result<(Arc<Queue<Job>>, Link, Universe), RanksError> {
     let (universe, provided) =
         ::mpi::initialize_with_threading(Threading::Funneled).ok_or_else(|| {
             refused(
