@@ -9,8 +9,9 @@ use burn_decorator::module::for_each_float;
 use burn_decorator::repeated_block;
 use serde::{Deserialize, Serialize};
 
-use crate::update::{Parameters, Statistics};
-use crate::{Memory, Stage, ZeroConfig};
+use crate::config::ZeroConfig;
+use crate::parameters::{Parameters, Statistics};
+use crate::settings::{Memory, Stage};
 
 /// What a model and its optimizer need for each element, before anything is sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -10,7 +10,7 @@ use burn_ranks::BufferDtype;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use crate::ZeroError;
+use crate::error::ZeroError;
 
 /// The elements of a tensor, in their own type: waits for the device. What other work goes on
 /// beside is a [`HostRead`](burn_decorator::HostRead).

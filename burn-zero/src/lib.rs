@@ -147,9 +147,7 @@ mod config;
 mod error;
 mod estimate;
 mod host;
-mod module;
 mod offload;
-
 mod parameters;
 mod read_on_use;
 pub mod record;
@@ -177,10 +175,10 @@ pub use burn_update::{
     SilentRenderer, SummedOutput, Tail,
 };
 pub use config::{
-    BatchConfig, BatchSizes, ConfigFault, DeepSpeedConfig, DeepSpeedParts, DeepSpeedPrecision,
-    FromDeepSpeed, ZeroConfig,
+    BatchConfig, BatchSizes, DeepSpeedConfig, DeepSpeedParts, DeepSpeedPrecision, FromDeepSpeed,
+    ZeroConfig,
 };
-pub use error::ZeroError;
+pub use error::{ConfigFault, RecordFault, ShardingFault, ZeroError};
 pub use estimate::{Estimate, ModelStates, estimate};
 pub use offload::{
     AdamWState, Gradients, HostAdamW, HostAdamWConfig, OffloadConfig, OffloadRecord,
@@ -188,25 +186,15 @@ pub use offload::{
 };
 pub use parameters::offload_parameters;
 pub use read_on_use::read_on_use;
-pub use record::{RecordFault, consolidate, consolidate_as, load_sharded, save_sharded};
+pub use record::{consolidate, consolidate_as, load_sharded, save_sharded};
 pub use recorder::{Recorder, Training};
 pub use settings::{Memory, Stage, ZeroSettings};
 pub use tensor_file::TensorFile;
-pub use update::{
-    ParameterShards, RankReduction, ReduceOverRanks, ShardingFault, shard_parameters,
-};
+pub use update::{ParameterShards, RankReduction, ReduceOverRanks, shard_parameters};
 
 /// Types of modules and records, public because Burn's traits require it; programs need not name
 /// them.
 pub mod parts {
     pub use crate::offload::{EntryItem, PlacedRecord, StateItem};
     pub use crate::update::ParameterShard;
-}
-
-/// Panics with the error, where the signature of a trait allows no other failure.
-fn raise<T>(result: Result<T, impl core::fmt::Display>) -> T {
-    match result {
-        Ok(value) => value,
-        Err(error) => panic!("{error}"),
-    }
 }

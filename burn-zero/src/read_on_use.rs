@@ -7,7 +7,7 @@ use std::sync::Arc;
 use burn::module::{Module, ModuleMapper, Param, Parameter};
 use burn::tensor::{BasicOps, Bool, Float, Int, Shape, Tensor, backend::Backend};
 
-use crate::ZeroError;
+use crate::error::ZeroError;
 use crate::record::{Dtype, RecordFault};
 use crate::tensor_file::{TensorFile, on_host};
 use burn_decorator::follow_path;

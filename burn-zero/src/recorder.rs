@@ -18,17 +18,18 @@ use burn::tensor::{DType, TensorData};
 use burn_backend::tensor::FloatTensor;
 use serde_json::Value as Json;
 
-use crate::ZeroError;
+use crate::error::ZeroError;
 use crate::host::not_read;
-use crate::module::{device_of, replace_tensors, transposed_in_stores};
+use crate::parameters::module::{device_of, replace_tensors, transposed_in_stores};
 use crate::parameters::{NewValue, ParameterStore, ParameterVersion, Shard};
+use crate::parameters::{Parameters, Statistics};
 use crate::record::{
     Entry, Keep, MODEL, RecordFault, Saved, ShardedRecord, TensorSlice, TensorSpec, TrainingState,
     end, save_sharded,
 };
 use crate::reduce::Layout;
 use crate::state::{self, Item, StateTensor, from_file, in_file, refuse, to_file};
-use crate::update::{LastPrepared, Parameters, Prepared, Statistics};
+use crate::update::{LastPrepared, Prepared};
 use burn_decorator::module::{AnyTensor, for_each_float, for_each_tensor};
 
 /// A training: a model, its update over ranks, and its learning-rate scheduler (or a number, for a

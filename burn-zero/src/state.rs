@@ -30,7 +30,7 @@ use ciborium::Value;
 use serde::Serialize;
 use serde_json::Value as Json;
 
-use crate::ShardingFault;
+use crate::error::ShardingFault;
 use crate::record::{Dtype, TensorSpec};
 use crate::reduce::{Layout, ParameterSpec};
 use crate::update::shard_id;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use burn::tensor::{BoolStore, DType, TensorData};
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use crate::ZeroError;
+use crate::error::ZeroError;
 use crate::record::{Dtype, RecordFault, run};
 
 /// A safetensors file, whose tensors are read one by one.

@@ -174,7 +174,7 @@ fn begin(reducer: &Arc<GradientReducer>) {
         order.sort_unstable_by(|a, b| b.cmp(a));
         order.into_iter().map(|(_, parameter)| parameter).collect()
     };
-    crate::raise(reducer.begin_backward(order));
+    crate::error::raise(reducer.begin_backward(order));
     for leaf in leaves.iter().filter(|leaf| leaf.depth.is_none()) {
         if reducer.takes(leaf.parameter) {
             reducer.submit(leaf.parameter, None);
@@ -203,7 +203,7 @@ impl<A: TapeBackend> ShardedGradients<A> {
 
     /// Waits for the gradients that left: reduced ones, or local ones copied to the host.
     fn finish(&mut self, reducer: &Arc<GradientReducer>, device: &A::Device) {
-        let mut all = crate::raise(reducer.finish());
+        let mut all = crate::error::raise(reducer.finish());
         // None are present if the loss is of another model, or of one with newly loaded weights:
         // the step reduces those gradients.
         if reducer.reduces_in_backward() && all.iter().any(Option::is_some) {

@@ -12,8 +12,10 @@ use serde_json::{Map, Value};
 use strsim::damerau_levenshtein;
 
 use super::keys::{Treatment, key, keys};
-use super::{BatchConfig, ConfigFault, MICRO, STEPS, TRAIN, ZeroConfig};
-use crate::{Memory, Stage, ZeroError};
+use super::{BatchConfig, MICRO, STEPS, TRAIN, ZeroConfig};
+use crate::error::ConfigFault;
+use crate::error::ZeroError;
+use crate::settings::{Memory, Stage};
 
 impl ZeroConfig {
     /// Reads DeepSpeed's JSON (`ds_config.json`) of ZeRO stage 0, 1, 2 or 3: integers may be

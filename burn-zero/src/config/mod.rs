@@ -12,12 +12,12 @@ use std::collections::BTreeMap;
 use burn_ranks::{BufferDtype, Partition, ReduceOp};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use thiserror::Error;
 
 pub use sections::{DeepSpeedConfig, DeepSpeedPrecision};
 pub use update::{DeepSpeedParts, FromDeepSpeed};
 
-use crate::{Memory, Stage, ZeroError, ZeroSettings};
+use crate::error::{ConfigFault, ZeroError};
+use crate::settings::{Memory, Stage, ZeroSettings};
 
 /// How a job trains over its ranks. Written by hand, read from DeepSpeed's JSON
 /// ([`from_deepspeed_json`](Self::from_deepspeed_json)), or deserialized from its own fields
@@ -223,59 +223,5 @@ impl BatchConfig {
                 world_size,
             }),
         }
-    }
-}
-
-/// Why a [`ZeroConfig`] cannot work.
-#[derive(Clone, Debug, PartialEq, Error)]
-#[non_exhaustive]
-pub enum ConfigFault {
-    /// The text is not JSON, which has no comments, trailing commas, `NaN` or `Infinity`. With the
-    /// parser's message, which has the line and the column.
-    #[error("the configuration is no JSON: {0}")]
-    Syntax(String),
-    /// A key or its value is refused.
-    #[error("{path}: {reason}")]
-    Key {
-        /// Where: `zero_optimization.offload_optimizer.device`.
-        path: String,
-        /// Why, with the value, and what to put there instead.
-        reason: String,
-    },
-    /// The batch sizes contradict each other, or do not determine the missing ones.
-    #[error("{0}")]
-    Batch(String),
-}
-
-impl ConfigFault {
-    /// Where in the JSON, if the error is about one place.
-    pub fn path(&self) -> Option<&str> {
-        match self {
-            Self::Key { path, .. } => Some(path),
-            _ => None,
-        }
-    }
-
-    fn key(path: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self::Key {
-            path: path.into(),
-            reason: reason.into(),
-        }
-    }
-
-    fn invalid(path: &str, value: impl ToString, expected: &str) -> Self {
-        let value = value.to_string();
-        Self::key(path, format!("{value}, but it must be {expected}"))
-    }
-
-    fn unsupported(path: impl Into<String>, value: &str, instead: &str) -> Self {
-        Self::key(path, format!("{value} is not supported: {instead}"))
-    }
-
-    fn require(is_met: bool, path: &str, value: impl ToString, expected: &str) -> Result<(), Self> {
-        if is_met {
-            return Ok(());
-        }
-        Err(Self::invalid(path, value, expected))
     }
 }

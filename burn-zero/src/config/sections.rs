@@ -5,10 +5,12 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
+use super::ZeroConfig;
 use super::deepspeed::preview;
 use super::keys::{Treatment, key};
-use super::{ConfigFault, ZeroConfig};
-use crate::{HostAdamWConfig, ZeroError};
+use crate::error::ConfigFault;
+use crate::error::ZeroError;
+use crate::offload::HostAdamWConfig;
 
 /// A DeepSpeed file (`ds_config.json`), with all that it asks for: what
 /// [`Update::from_deepspeed`](crate::FromDeepSpeed::from_deepspeed) makes an update of. Its fields

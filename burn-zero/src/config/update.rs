@@ -9,8 +9,11 @@ use burn_amp::GradScaler;
 use burn_ranks::ProcessGroup;
 use burn_update::{Update, UpdateError};
 
-use super::{BatchSizes, ConfigFault, DeepSpeedConfig};
-use crate::{HostAdamWConfig, Memory, PlacedAdamW, RankReduction, ReduceOverRanks};
+use super::{BatchSizes, DeepSpeedConfig};
+use crate::error::ConfigFault;
+use crate::offload::{HostAdamWConfig, PlacedAdamW};
+use crate::settings::Memory;
+use crate::update::{RankReduction, ReduceOverRanks};
 
 /// `Update::from_deepspeed(&config, group)`: the update that a DeepSpeed file asks for.
 ///

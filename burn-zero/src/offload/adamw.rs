@@ -24,9 +24,9 @@ use burn_decorator::simulated::values_are_simulated;
 use super::host_state::{HostState, OffloadRecord, State};
 use super::parameters::{HostLink, StepParameter};
 use super::{HostAdamWConfig, OffloadConfig, not_negative};
+use crate::error::{ShardingFault, ZeroError, raise};
 use crate::host::{exchanged, is_finite, not_read};
 use crate::state::refuse;
-use crate::{ShardingFault, ZeroError, raise};
 
 /// AdamW whose moments and f32 master parameters live in host memory and are updated there
 /// (ZeRO-Offload, Ren et al., arXiv 2101.06840; DeepSpeed's `offload_optimizer`).

@@ -4,7 +4,9 @@ use burn::optim::AdamWConfig;
 use serde::{Deserialize, Serialize};
 
 use super::OffloadedAdamW;
-use crate::{InvalidSetting, ZeroError, ZeroSettings};
+use crate::error::ZeroError;
+use crate::settings::ZeroSettings;
+use burn_ranks::InvalidSetting;
 
 /// Configuration of an [`OffloadedAdamW`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

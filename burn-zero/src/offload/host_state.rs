@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::host_adamw::copy;
 use super::{AdamWState, Gradients, HostAdamW, HostAdamWConfig, ParamsOut};
-use crate::ZeroError;
+use crate::error::ZeroError;
 use crate::host::{floats, widened};
 
 /// State of a parameter. Clones share it until one of them steps.

@@ -23,10 +23,12 @@ use burn_decorator::carried::{carry, is_carried, with};
 use burn_decorator::module::for_each_float;
 use burn_ranks::SingleRank;
 
+use crate::error::{ShardingFault, ZeroError};
+use crate::parameters::Parameters;
 use crate::parameters::{LeafPlace, NewValue, ParameterStore, StoreEntries, replace_leaves};
 use crate::reduce::{GradientReducer, Layout};
-use crate::update::{Parameters, hook};
-use crate::{Memory, ShardingFault, ZeroError, ZeroSettings};
+use crate::settings::{Memory, ZeroSettings};
+use crate::update::hook;
 
 /// A step on the shards of a rank.
 struct ShardStep {

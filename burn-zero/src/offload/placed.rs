@@ -18,8 +18,9 @@ use serde::de::DeserializeOwned;
 
 use super::host_state::{EntryItem, OffloadRecord};
 use super::{HostAdamWConfig, OffloadConfig, OffloadedAdamW};
+use crate::error::ZeroError;
+use crate::settings::Memory;
 use crate::update::ParameterShards;
-use crate::{Memory, ZeroError};
 
 /// AdamW with its state on the device ([`Memory::Device`], Burn's) or in host memory
 /// ([`Memory::Host`], [`OffloadedAdamW`]), for a program where that is a setting: one type, so the

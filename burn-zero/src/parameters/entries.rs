@@ -11,8 +11,8 @@ use burn_backend::tensor::FloatTensor;
 use burn_decorator::module::{for_each_float, map_floats};
 
 use super::LeafPlace;
+use crate::parameters::Parameters;
 use crate::reduce::Layout;
-use crate::update::Parameters;
 
 /// The parameters of a store: the trained ones of a model and after them the frozen ones that are
 /// sharded. All stores of a model that was prepared once have the same.

@@ -22,8 +22,8 @@ use super::shard::Elements;
 use super::units::{Gathered, Unit, Units};
 use super::uses::UnitUses;
 use super::version::ParameterVersion;
+use crate::error::{ZeroError, raise};
 use crate::reduce::{GradientReducer, Layout};
-use crate::{ZeroError, raise};
 
 /// The gathers of one version of all parameters.
 pub(super) struct Gathers {

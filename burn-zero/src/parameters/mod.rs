@@ -9,9 +9,12 @@
 mod entries;
 mod gathers;
 mod leaf;
+pub(crate) mod module;
 mod parts;
 mod shard;
+mod statistics;
 mod store;
+mod trained;
 mod units;
 mod uses;
 mod version;
@@ -28,14 +31,15 @@ use burn_checkpoint::{RematError, UploadOrder, UploadPlace};
 use burn_decorator::follow_path;
 
 use crate::backend::trained_leaf;
+use crate::error::{ShardingFault, ZeroError};
 use crate::host::read;
-use crate::update::Statistics;
-use crate::{ShardingFault, ZeroError};
 pub(crate) use entries::{StoreEntries, replace_leaves};
 pub(crate) use leaf::{LeafMemory, LeafPlace, NewValue, is_on_host};
 pub(crate) use parts::Parts;
 pub(crate) use shard::Shard;
+pub(crate) use statistics::{Statistics, independent_if_shared};
 pub(crate) use store::ParameterStore;
+pub(crate) use trained::Parameters;
 pub(crate) use units::Units;
 pub(crate) use version::{Maker, ParameterVersion};
 

@@ -11,8 +11,8 @@ use burn_ranks::shard::balanced_offsets;
 use burn_ranks::{BufferDtype, HostBuffer, ProcessGroup, Split};
 
 use super::refused;
+use crate::error::{ZeroError, raise};
 use crate::host::floats;
-use crate::{ZeroError, raise};
 
 /// The parts of a tensor, of which this rank has one. Their lengths differ by at most 1.
 pub(crate) struct Parts {

@@ -14,8 +14,8 @@ use half::{bf16, f16};
 use parking_lot::Mutex;
 
 use super::NewValue;
-use crate::Memory;
 use crate::host::read;
+use crate::settings::Memory;
 
 /// This rank's elements of a parameter: never written, as each update makes new ones, so that
 /// versions of the model share those of parameters that do not change.

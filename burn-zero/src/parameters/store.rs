@@ -23,9 +23,10 @@ use super::shard::{Shard, cut};
 use super::units::Units;
 use super::version::{Maker, ParameterVersion};
 use crate::backend::leaf_node;
+use crate::error::ZeroError;
 use crate::host::read;
 use crate::reduce::{GradientReducer, Layout};
-use crate::{Memory, ZeroError};
+use crate::settings::Memory;
 
 /// The parameters of a model, after one step of it.
 pub(crate) struct ParameterStore {

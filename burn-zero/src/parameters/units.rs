@@ -12,9 +12,10 @@ use burn_ranks::shard::Bucket;
 use burn_ranks::{BufferDtype, Collectives, HostBuffer, Split};
 use parking_lot::RwLock;
 
+use crate::error::ZeroError;
 use crate::host::{exchanged, not_read, widened};
 use crate::reduce::Layout;
-use crate::{Memory, ZeroError};
+use crate::settings::Memory;
 
 /// All elements of a unit's parameters, by parameter.
 pub(crate) type Gathered = HashMap<usize, TensorData>;

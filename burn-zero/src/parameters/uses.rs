@@ -6,7 +6,7 @@ use burn::tensor::DType;
 use burn_decorator::UseOrder;
 use burn_ranks::ProcessGroup;
 
-use crate::ZeroError;
+use crate::error::ZeroError;
 use crate::host::exchanged;
 
 /// How the steps of a model use its parameters, from version to version. A clone of the model that

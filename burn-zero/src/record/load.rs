@@ -17,7 +17,7 @@ use super::entry::{Failure, TensorSlice, TensorSpec};
 use super::joint::{end, share};
 use super::manifest::{Manifest, Part, SliceRow, TrainingState, header, verify};
 use super::{Dtype, MODEL, RecordFault};
-use crate::ZeroError;
+use crate::error::ZeroError;
 
 /// A complete record, opened to read any slices of it.
 ///

@@ -12,15 +12,14 @@
 
 mod directory;
 mod entry;
-mod fault;
 mod joint;
 mod load;
 mod manifest;
 mod save;
 
+pub use crate::error::RecordFault;
 pub(crate) use directory::run;
 pub use entry::{Entry, Failure, TensorSlice, TensorSpec};
-pub use fault::RecordFault;
 pub(crate) use joint::end;
 pub use load::{ShardedRecord, consolidate, consolidate_as, load_sharded};
 pub use manifest::TrainingState;

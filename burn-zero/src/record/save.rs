@@ -15,7 +15,8 @@ use super::entry::{Entry, TensorSlice};
 use super::joint::{end, share};
 use super::manifest::{HeaderRow, Manifest, RankFile, SliceRow, TensorRow, header, slice_key};
 use super::{RecordFault, TrainingState};
-use crate::{ProcessGroup, ZeroError};
+use crate::error::ZeroError;
+use burn_ranks::ProcessGroup;
 
 /// How many records stay in a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

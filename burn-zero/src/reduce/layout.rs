@@ -7,8 +7,9 @@ use burn_backend::DType;
 use burn_ranks::shard::{self, Bucket};
 use burn_ranks::{BufferDtype, Partition, ShardMap};
 
+use crate::error::ZeroError;
 use crate::host::exchanged;
-use crate::{Stage, ZeroError, ZeroSettings};
+use crate::settings::{Stage, ZeroSettings};
 
 /// A parameter with its shape and type, the same on all ranks.
 #[derive(Clone, Debug, PartialEq)]

@@ -18,8 +18,9 @@ use parking_lot::Mutex;
 use super::layout::{Layout, StepTag};
 use super::memory_tracker::{MemoryTracker, TrackedBytes};
 use crate::backend::{GradientPart, on_host};
+use crate::error::ZeroError;
 use crate::host::{floats, not_read};
-use crate::{Memory, Stage, ZeroError, ZeroSettings};
+use crate::settings::{Memory, Stage, ZeroSettings};
 
 /// The reduced gradient of a parameter that any rank has a gradient of; the same on all ranks but
 /// for the elements.

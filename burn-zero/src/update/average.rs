@@ -10,10 +10,11 @@ use burn_update::{Averages, UpdateError};
 use super::gather::Gather;
 use super::sharding::{Prepared, Sharding};
 use super::step::{in_type_of_parameters, read_shards};
-use crate::module::device_of;
+use crate::error::ZeroError;
+use crate::parameters::module::device_of;
 use crate::parameters::{NewValue, ParameterStore, Shard};
 use crate::reduce::{GradientReducer, Layout};
-use crate::{Memory, ZeroError};
+use crate::settings::Memory;
 
 impl Sharding {
     /// The model with `averages` of this rank's shards, and those of the other ranks, for its

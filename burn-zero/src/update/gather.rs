@@ -6,7 +6,7 @@ use burn_backend::TensorData;
 use burn_ranks::shard::Bucket;
 use burn_ranks::{GatheredParts, HostBuffer, Pending, ProcessGroup, Split};
 
-use crate::ZeroError;
+use crate::error::ZeroError;
 use crate::reduce::{GradientReducer, Layout, StepTag};
 
 /// The gather of the shards that the optimizer has updated. One bucket is gathered ahead; there are

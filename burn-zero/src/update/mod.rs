@@ -6,32 +6,25 @@
 //! knows of the model: `prepare.rs` checks that the ranks' models agree and broadcasts rank 0's
 //! weights, with the help of `trial.rs`, which finds optimizers that cannot be sharded as asked;
 //! `step.rs` is a step, and `gather.rs` makes parameters of all ranks' updated shards; `average.rs`
-//! puts averages of the weights in their place. `parameters.rs` lists the module's parameters,
-//! `statistics.rs` handles running statistics, which clones of a module share, and
-//! `whole_record.rs` makes the record that rank 0 saves in a Learner.
+//! puts averages of the weights in their place. `whole_record.rs` makes the record that rank 0 saves
+//! in a Learner.
 
 mod average;
-mod fault;
 mod gather;
 mod parameter_shards;
-mod parameters;
 mod prepare;
 mod rank_reduction;
 mod reduced_update;
 mod reduction;
 mod shard_update;
 mod sharding;
-mod statistics;
 mod step;
 mod trial;
 mod whole_record;
 
-pub use fault::ShardingFault;
 pub(crate) use parameter_shards::shard_id;
 pub use parameter_shards::{ParameterShard, ParameterShards};
-pub(crate) use parameters::Parameters;
 pub use prepare::shard_parameters;
 pub use rank_reduction::RankReduction;
 pub use reduction::ReduceOverRanks;
 pub(crate) use sharding::{LastPrepared, Prepared, hook};
-pub(crate) use statistics::Statistics;

@@ -34,9 +34,6 @@ pub struct ParameterShards<B: Backend> {
     shards: Vec<ParameterShard<B>>,
 }
 
-/// Most dimensions of a shard, as in Burn's records of optimizers.
-pub(super) const MOST_DIMENSIONS: usize = 8;
-
 /// The first bytes of a shard's id spell "zero": `ParamId`s are random 64-bit numbers, these are
 /// the same in every process.
 const FIRST_ID: u64 = u64::from_be_bytes(*b"zero\0\0\0\0");

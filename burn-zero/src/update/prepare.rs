@@ -12,20 +12,22 @@ use burn_decorator::gradient::Ranks;
 use burn_ranks::{BufferDtype, HostBuffer, ProcessGroup};
 use burn_update::UpdateError;
 
-use super::parameters::Parameters;
 use super::shard_update::ShardUpdate;
 use super::sharding::{Prepared, Sharding};
-use super::statistics::{Statistics, independent_if_shared};
 use super::trial;
 use crate::backend::{is_taken, leaf_node, stream};
+use crate::error::{ShardingFault, ZeroError, raise};
 use crate::host::{exchanged, floats, read};
-use crate::module::{Replace, device_of, replace_tensors};
+use crate::parameters::Parameters;
+use crate::parameters::module::{Replace, device_of, replace_tensors};
 use crate::parameters::{
     ParameterStore, Parts, StoreEntries, Units, is_on_host, offloaded, replace_parameters,
 };
+use crate::parameters::{Statistics, independent_if_shared};
 use crate::reduce::{GradientReducer, Layout, Owner, ParameterSpec};
+use crate::settings::Memory;
+use crate::state;
 use crate::trace::trace_waits;
-use crate::{Memory, ShardingFault, ZeroError, raise, state};
 use burn_decorator::module::for_each_float;
 
 impl Sharding {

@@ -11,8 +11,10 @@ use burn_decorator::ranks::SharedFn;
 use burn_ranks::ProcessGroup;
 
 use super::sharding::Sharding;
-use super::statistics::Statistics;
-use crate::{Recorder, ZeroError, ZeroSettings};
+use crate::error::ZeroError;
+use crate::parameters::Statistics;
+use crate::recorder::Recorder;
+use crate::settings::ZeroSettings;
 
 /// How an update reduces its gradients, and over which ranks. It stays a handle to what the update
 /// has prepared: a [`Recorder`], figures.

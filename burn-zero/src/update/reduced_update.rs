@@ -16,9 +16,9 @@ use burn_update::{
 
 use super::shard_update::ShardUpdate;
 use super::sharding::Sharding;
-use super::statistics::Statistics;
-use crate::ZeroError;
-use crate::module::device_of;
+use crate::error::ZeroError;
+use crate::parameters::Statistics;
+use crate::parameters::module::device_of;
 use crate::reduce::GradientReducer;
 use crate::stack::with_stack;
 use crate::state::to_record;

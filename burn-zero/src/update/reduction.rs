@@ -12,8 +12,8 @@ use super::parameter_shards::ParameterShards;
 use super::rank_reduction::RankReduction;
 use super::reduced_update::ReducedUpdate;
 use super::shard_update::ShardUpdate;
-use crate::ZeroSettings;
 use crate::error::REDUCE;
+use crate::settings::ZeroSettings;
 
 /// What comes after a reduction, in errors.
 const AFTER: &str = ".reduce(..)";

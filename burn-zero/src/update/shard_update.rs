@@ -9,8 +9,8 @@ use burn::tensor::{DType, Tensor};
 use burn_update::{LastParts, Parameter, Step, UpdateError, UpdateRecord};
 
 use super::parameter_shards::{ParameterShards, shard_id};
-use super::parameters::Parameters;
-use crate::module::device_of;
+use crate::parameters::Parameters;
+use crate::parameters::module::device_of;
 
 /// Clipping and optimizer, on this rank's shards of the parameters. A clone is independent of it.
 #[derive(Clone)]

@@ -10,12 +10,13 @@ use burn_decorator::repeated_block;
 use burn_ranks::ProcessGroup;
 use parking_lot::Mutex;
 
-use super::parameters::Parameters;
 use crate::backend::attach;
+use crate::error::{ShardingFault, ZeroError};
 use crate::parameters::ParameterStore;
+use crate::parameters::Parameters;
 use crate::reduce::{GradientReducer, Owner};
+use crate::settings::{Memory, Stage, ZeroSettings};
 use crate::trace::trace_waits;
-use crate::{Memory, ShardingFault, Stage, ZeroError, ZeroSettings};
 
 /// What a rank knows of a sharded model.
 #[derive(Debug)]

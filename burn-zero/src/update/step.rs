@@ -18,15 +18,16 @@ use burn_update::{Step, StepOutcome, UpdateError};
 
 use super::gather::Gather;
 use super::parameter_shards::{ParameterShards, shard_id};
-use super::parameters::Parameters;
 use super::shard_update::ShardUpdate;
 use super::sharding::{Prepared, Sharding};
+use crate::error::{ShardingFault, ZeroError};
 use crate::host::{floats, not_read, read_floats};
-use crate::module::device_of;
 use crate::offload::step_on_shards;
+use crate::parameters::Parameters;
+use crate::parameters::module::device_of;
 use crate::parameters::{LeafMemory, Maker, NewValue, ParameterStore, ParameterVersion, Shard};
 use crate::reduce::{GradientReducer, Layout, StepTag};
-use crate::{Memory, ShardingFault, ZeroError};
+use crate::settings::Memory;
 
 impl Sharding {
     /// A step of the model: reduce, update, publish. It is left out if a gradient overflows in the

@@ -11,8 +11,9 @@ use bytemuck::{cast_slice, pod_collect_to_vec};
 
 use super::parameter_shards::{ParameterShards, shard_id};
 use super::shard_update::ShardUpdate;
+use crate::error::{ShardingFault, ZeroError};
 use crate::host::read_floats;
-use crate::{ShardingFault, ZeroError, ZeroSettings};
+use crate::settings::ZeroSettings;
 
 /// Two matrices of four elements: optimizers for matrices panic on other tensors.
 const WEIGHTS: [f32; 8] = [0.5, -1.5, 2.0, -0.25, 1.25, -0.75, 0.125, 3.0];

@@ -14,12 +14,13 @@ use serde_json::Value as Json;
 
 use super::shard_update::ShardUpdate;
 use super::sharding::Sharding;
+use crate::error::ZeroError;
 use crate::record::unite;
 use crate::reduce::Layout;
+use crate::settings::{Stage, ZeroSettings};
 use crate::state::{
     StateIds, StateTensor, Tensors, cut, ids_of_shards, join, refuse, split, state_ids, to_record,
 };
-use crate::{Stage, ZeroError, ZeroSettings};
 
 impl Sharding {
     /// The state of all ranks under the ids of the model's parameters, as the tree of a record. All

@@ -7,7 +7,8 @@ use pulp::Arch;
 use rayon::prelude::*;
 
 use super::{HostAdamWConfig, not_negative};
-use crate::{BufferLength, ZeroError};
+use crate::error::ZeroError;
+use burn_ranks::BufferLength;
 use kernel::{CHUNK, Factors};
 
 pub use kernel::{Gradients, ParamsOut};

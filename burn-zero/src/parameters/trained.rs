@@ -6,12 +6,15 @@ use burn::module::{AutodiffModule, ParamId};
 use burn::tensor::{TensorMetadata, backend::AutodiffBackend};
 use burn_backend::tensor::FloatTensor;
 
-use super::parameter_shards::MOST_DIMENSIONS;
 use crate::backend::{is_hooked, leaf_node};
+use crate::error::ShardingFault;
 use crate::host::exchanged;
 use crate::reduce::ParameterSpec;
-use crate::{Partition, ShardingFault};
 use burn_decorator::module::for_each_float;
+use burn_ranks::Partition;
+
+/// Most dimensions of a shard, as in Burn's records of optimizers.
+const MOST_DIMENSIONS: usize = 8;
 
 /// The parameters of a module that require gradients. `ParamId`s are random in each process, so
 /// ranks identify parameters by path.
@@ -80,7 +83,7 @@ impl Parameters {
     /// [`ShardingFault::UnsupportedDtype`] if collectives do not support a type;
     /// [`ShardingFault::TooManyDimensions`] if a parameter has more dimensions than a whole
     /// shard can have.
-    pub(super) fn check(&self, ranks: usize, partition: Partition) -> Result<(), ShardingFault> {
+    pub(crate) fn check(&self, ranks: usize, partition: Partition) -> Result<(), ShardingFault> {
         for ParameterSpec { path, shape, dtype } in &self.list {
             let (path, dtype, dimensions) = (path.clone(), *dtype, shape.len());
             if ranks > 1 && exchanged(dtype).is_none() {
@@ -116,7 +119,7 @@ impl Parameters {
     ///
     /// [`ShardingFault::OtherModel`] if a parameter that the module holds twice is not one
     /// leaf.
-    pub(super) fn check_tied(&self) -> Result<(), ShardingFault> {
+    pub(crate) fn check_tied(&self) -> Result<(), ShardingFault> {
         let Some((first, again)) = &self.apart else {
             return Ok(());
         };
@@ -128,7 +131,7 @@ impl Parameters {
     }
 
     /// Descriptions that must be equal on all ranks.
-    pub(super) fn describe(&self) -> Vec<String> {
+    pub(crate) fn describe(&self) -> Vec<String> {
         self.list.iter().map(describe).collect()
     }
 }

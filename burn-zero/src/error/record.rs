@@ -92,7 +92,7 @@ impl PartialEq for RecordFault {
 
 impl RecordFault {
     /// Whether the file system has no such file.
-    pub(super) fn is_not_found(&self) -> bool {
+    pub(crate) fn is_not_found(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
 }

@@ -12,13 +12,13 @@ use burn::tensor::{TensorData, backend::AutodiffBackend};
 use burn_backend::tensor::FloatTensor;
 use burn_ranks::{HostBuffer, ProcessGroup};
 
-use crate::ZeroError;
+use crate::error::ZeroError;
 use crate::host::{floats, read};
-use crate::module::replace_tensors;
+use crate::parameters::module::replace_tensors;
 use burn_decorator::module::{for_each_float, independent, map_floats};
 
 /// The module, or an [`independent`] one if it shares running statistics with its clones.
-pub(super) fn independent_if_shared<B: AutodiffBackend, M: AutodiffModule<B>>(
+pub(crate) fn independent_if_shared<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: Box<M>,
 ) -> Box<M> {
     if Statistics::of::<B, M>(&module).is_empty() {

@@ -1,10 +1,16 @@
 //! The errors of this crate, with the values.
 
+mod config;
+mod record;
+mod sharding;
+
 use burn_ranks::{BufferLength, InvalidSetting, RanksError};
 use burn_update::UpdateError;
 use thiserror::Error;
 
-use crate::{ConfigFault, RecordFault, ShardingFault};
+pub use config::ConfigFault;
+pub use record::RecordFault;
+pub use sharding::ShardingFault;
 
 /// The name of a reduction in an update's errors.
 pub(crate) const REDUCE: &str = "reduce";
@@ -107,10 +113,18 @@ impl From<ShardingFault> for UpdateError {
     }
 }
 
+/// Panics with the error, where the signature of a trait allows no other failure.
+pub(crate) fn raise<T>(result: Result<T, impl core::fmt::Display>) -> T {
+    match result {
+        Ok(value) => value,
+        Err(error) => panic!("{error}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DeepSpeedConfig, ZeroConfig};
+    use crate::config::{DeepSpeedConfig, ZeroConfig};
 
     #[test]
     fn errors_of_each_part_become_it_with_their_text() {
