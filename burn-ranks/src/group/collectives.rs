@@ -33,7 +33,8 @@ impl GatheredParts {
     }
 }
 
-/// Work that makes collectives: made by [`Pending::start`], given to [`ProcessGroup::submit`].
+/// Work that makes collectives: made by [`Pending::start`](super::Pending::start), given to
+/// [`ProcessGroup::submit`](super::ProcessGroup::submit).
 pub struct Job(pub(super) Box<dyn FnOnce(&mut Collectives) + Send>);
 
 /// A rank's collectives, for jobs on its communication thread: see the methods of the same names of

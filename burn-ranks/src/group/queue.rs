@@ -6,7 +6,8 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{GroupFault, Traffic};
 
-/// A thread's wait for collectives, which has ended: see [`ProcessGroup::observe_waits`].
+/// A thread's wait for collectives, which has ended: see
+/// [`ProcessGroup::observe_waits`](super::ProcessGroup::observe_waits).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waited {
     /// How long the thread waited.

@@ -13,6 +13,7 @@ use burn_accum::{AccumConfig, Normalization};
 use burn_estimate::{
     DeviceMemory, DeviceProfile, Estimate, LinkedMemory, MetaDevice, Plan, Planned, Shares, plan,
 };
+use burn_ranks::thread::model_thread;
 use burn_zero::{Memory, Stage, ZeroConfig, ZeroSettings};
 
 use super::error::TrainingError;
@@ -358,7 +359,7 @@ impl<'a> Planner<'a> {
             .map_or(1, NonZero::get)
             .min(groups.len());
         let next = AtomicUsize::new(0);
-        let work = |thread: usize| {
+        let work = &|thread: usize| {
             let mut runs = self.runs.on_thread(thread);
             let mut plans = Vec::new();
             loop {
@@ -369,14 +370,18 @@ impl<'a> Planner<'a> {
                 plans.push((group, runs.plan(settings, self.memory)));
             }
         };
-        let mut plans: Vec<_> = thread::scope(|scope| {
-            let threads = (0..threads).map(|thread| scope.spawn(move || work(thread)));
-            let threads: Vec<_> = threads.collect();
-            let plans = threads.into_iter().flat_map(|thread| {
-                let plans = thread.join();
-                plans.unwrap_or_else(|panicked| resume_unwind(panicked))
+        let mut plans = thread::scope(|scope| {
+            // What threads do not start, this one does.
+            let others = (1..threads).filter_map(|thread| {
+                let other = model_thread(format!("plan {thread}"));
+                other.spawn_scoped(scope, move || work(thread)).ok()
             });
-            plans.collect()
+            let others: Vec<_> = others.collect();
+            let mut plans = work(0);
+            for other in others {
+                plans.extend(other.join().unwrap_or_else(|panic| resume_unwind(panic)));
+            }
+            plans
         });
         plans.sort_by_key(|(group, _)| *group);
         let mut all = Plan {
