@@ -7,6 +7,7 @@
 pub mod carried;
 #[path = "../../../burn-decorator/src/cell.rs"]
 pub mod cell;
+mod config;
 mod forward;
 #[path = "../../../burn-decorator/src/gradient.rs"]
 pub mod gradient;

@@ -26,28 +26,23 @@ use burn::train::{
     SupervisedLearningStrategy, SupervisedTraining, SupervisedTrainingEventProcessor, TrainLoader,
     TrainOutput, TrainStep, TrainingComponents, TrainingItem, TrainingStrategy, ValidLoader,
 };
+use error::ZeroError;
 use offload::{AdamWState, Gradients, HostAdamW, HostAdamWConfig};
 
-/// burn-ranks's error of this name.
-#[derive(Debug, thiserror::Error)]
-#[error("{call}: {elements} elements, but {expected}")]
-struct BufferLength {
-    call: String,
-    elements: usize,
-    expected: String,
-}
-
-/// The variants of burn-zero's error that `HostAdamW` makes.
-#[derive(Debug, thiserror::Error)]
-enum ZeroError {
-    #[error(transparent)]
-    BufferLength(#[from] BufferLength),
-    #[error("{what}: no memory for {bytes} bytes: {reason}")]
-    OutOfMemory {
-        what: String,
-        bytes: usize,
-        reason: String,
-    },
+/// Where burn-zero has its error.
+mod error {
+    /// The variants that `HostAdamW` makes.
+    #[derive(Debug, thiserror::Error)]
+    pub(crate) enum ZeroError {
+        #[error(transparent)]
+        BufferLength(#[from] burn_ranks::BufferLength),
+        #[error("{what}: no memory for {bytes} bytes: {reason}")]
+        OutOfMemory {
+            what: String,
+            bytes: usize,
+            reason: String,
+        },
+    }
 }
 
 /// AdamW with its state in host memory, as an optimizer of Burn.
