@@ -480,7 +480,7 @@ fn update_after(
     // Not drawn: in host memory there is one parameter at a time.
     let model = || Ok(config.undrawn::<B>(&device));
     let stack = setting.stack(Normalization::Mean, None);
-    stack.estimate(device, parameters(&config), model, backward)
+    stack.estimate(device, model, backward)
 }
 
 /// The setting in code.

@@ -1,5 +1,7 @@
 //! The update of the training, run without data, and the settings of it that fit into some memory.
 
+use std::sync::OnceLock;
+
 use burn::tensor::{Int, Tensor};
 use burn_accum::{Counted, Normalization};
 use burn_estimate::{DeviceMemory, DeviceProfile, Estimate, LinkedMemory, Meta, MetaDevice};
@@ -29,16 +31,32 @@ pub struct Updates<'a> {
     pub meta: MetaDevice,
 }
 
+/// Two models that differ from a deep one in the number of blocks.
+struct FewBlocks {
+    fewer: LlmConfig,
+    /// With one block more.
+    few: LlmConfig,
+    /// The blocks that the deep one has more.
+    more: usize,
+}
+
 impl<'a> Updates<'a> {
     /// Looks for settings that fit into a device's memory.
     pub fn planner(self, profile: DeviceProfile, memory: DeviceMemory) -> Planner<'a> {
-        let meta = self.meta;
+        let (meta, few_blocks) = (self.meta, OnceLock::new());
         Planner::new(profile, memory, meta, move |setting, meta| {
             let updates = Self {
                 meta,
                 ..self.clone()
             };
-            updates.estimate(setting)
+            let few_blocks = match few_blocks.get() {
+                Some(known) => known,
+                None => {
+                    let found = updates.few_blocks()?;
+                    few_blocks.get_or_init(|| found)
+                }
+            };
+            updates.estimate(setting, few_blocks.as_ref())
         })
     }
 
@@ -52,48 +70,74 @@ impl<'a> Updates<'a> {
         Ok(self.tuning.tuned(model)?.trained_parameters())
     }
 
-    /// What an update takes, with its whole stack. Of a deep model blocks are run that are enough to
-    /// tell what all of them take.
+    /// The two models with few blocks that tell what this one takes. `None` if it has few itself, or
+    /// if what is trained depends on the number of a block.
     ///
     /// # Errors
     ///
     /// What the training would refuse too.
-    pub fn estimate(&self, setting: &Setting) -> Result<Estimate, TrainingError> {
-        match self.of_few_blocks(setting)? {
-            Some(estimate) => Ok(estimate),
-            None => self.run(setting),
+    fn few_blocks(&self) -> Result<Option<FewBlocks>, TrainingError> {
+        const FEW: usize = 7;
+        if self.config.layers <= 2 * FEW {
+            return Ok(None);
+        }
+        let with_layers = |layers| LlmConfig {
+            layers,
+            ..self.config.clone()
+        };
+        let models = FewBlocks {
+            fewer: with_layers(FEW - 1),
+            few: with_layers(FEW),
+            more: self.config.layers - FEW,
+        };
+        let trained = |config| self.of(config).trained_parameters();
+        let few = trained(&models.few)?;
+        let of_a_block = few - trained(&models.fewer)?;
+        let is_alike = trained(self.config)? == few + models.more * of_a_block;
+        Ok(is_alike.then_some(models))
+    }
+
+    fn of<'b>(&'b self, config: &'b LlmConfig) -> Updates<'b> {
+        Updates {
+            config,
+            ..self.clone()
         }
     }
 
-    /// The update by those of two models with few blocks. `None` if the model itself has few, if
-    /// its blocks are not alike, or under a budget, which evicts by the bytes of all blocks.
+    /// What an update takes, with its whole stack: by few blocks if they tell.
     ///
     /// # Errors
     ///
     /// What the training would refuse too.
-    pub fn of_few_blocks(&self, setting: &Setting) -> Result<Option<Estimate>, TrainingError> {
-        const FEW: usize = 7;
-        if self.config.layers <= 2 * FEW || setting.checkpoint.budget().is_some() {
-            return Ok(None);
-        }
-        let more = self.config.layers - FEW;
-        let [fewer, few] = [FEW - 1, FEW].map(|layers| LlmConfig {
-            layers,
-            ..self.config.clone()
-        });
-        let of = |config| Updates {
-            config,
-            ..self.clone()
+    fn estimate(
+        &self,
+        setting: &Setting,
+        few_blocks: Option<&FewBlocks>,
+    ) -> Result<Estimate, TrainingError> {
+        let told = match few_blocks {
+            Some(models) => self.by_few_blocks(setting, models)?,
+            None => None,
         };
-        let (fewer, few) = (of(&fewer), of(&few));
-        let trained = few.trained_parameters()?;
-        let of_a_block = trained - fewer.trained_parameters()?;
-        // What is trained may be chosen by the number of a block.
-        if self.trained_parameters()? != trained + more * of_a_block {
+        told.map_or_else(|| self.run(setting), Ok)
+    }
+
+    /// `None` if the blocks are not alike, or under a budget, which evicts by the bytes of all
+    /// blocks.
+    ///
+    /// # Errors
+    ///
+    /// What the training would refuse too.
+    fn by_few_blocks(
+        &self,
+        setting: &Setting,
+        models: &FewBlocks,
+    ) -> Result<Option<Estimate>, TrainingError> {
+        if setting.checkpoint.budget().is_some() {
             return Ok(None);
         }
-        let (fewer, few) = (fewer.run(setting)?, few.run(setting)?);
-        Ok(few.with_more_blocks(&fewer, more))
+        let run = |config| self.of(config).run(setting);
+        let (fewer, few) = (run(&models.fewer)?, run(&models.few)?);
+        Ok(few.with_more_blocks(&fewer, models.more))
     }
 
     /// Runs the update of the whole model.
@@ -134,7 +178,7 @@ impl<'a> Updates<'a> {
             Counted::mean(output.loss, output.items).backward(model)
         };
         let stack = setting.stack(Normalization::Tokens, Some(1.0));
-        stack.estimate(device, self.trained_parameters()?, model, backward)
+        stack.estimate(device, model, backward)
     }
 }
 
@@ -318,8 +362,9 @@ mod tests {
                 }
             }
             assert_eq!(runs.len(), if asked.amp == Amp::Off { 5 } else { 12 });
+            let models = updates.few_blocks().unwrap().expect("20 blocks are many");
             for setting in runs {
-                let Some(few) = updates.of_few_blocks(&setting).unwrap() else {
+                let Some(few) = updates.by_few_blocks(&setting, &models).unwrap() else {
                     failed.push(format!("{options}: {setting}: its blocks are not alike"));
                     continue;
                 };

@@ -1,12 +1,17 @@
 //! An update of a training, with its whole stack, run without data.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn::module::AutodiffModule;
 use burn::optim::GradientsParams;
+use burn::tensor::TensorMetadata;
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::ops::FloatTensor;
 use burn_accum::{AccumConfig, Accumulation};
 use burn_amp::{Bf16, F16, Off, autocast};
 use burn_checkpoint::{MemoryBudget, apart};
+use burn_decorator::module::for_each_float;
 use burn_estimate::{Estimate, Meta, MetaDevice, estimate_rank};
 use burn_ranks::{ProcessGroup, SimulatedRank};
 use burn_zero::{
@@ -54,8 +59,8 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// What the second update of rank 0 takes on a device. `trained` is the number of trained
-    /// numbers, and `backward` makes the gradients of a micro-batch with sequences of some length.
+    /// What the second update of rank 0 takes on a device. `backward` makes the gradients of a
+    /// micro-batch with sequences of some length.
     ///
     /// # Errors
     ///
@@ -63,26 +68,29 @@ impl Stack {
     pub fn estimate<M: AutodiffModule<Training<Meta>> + 'static>(
         &self,
         device: MetaDevice,
-        trained: usize,
         model: impl FnOnce() -> Result<M, TrainingError>,
         backward: impl Fn(&M, Length) -> GradientsParams,
     ) -> Result<Estimate, TrainingError> {
         let run = || self.run(device, model, backward);
         // The thread's policy, whatever that of the process is.
-        let mut estimate = match self.amp {
+        match self.amp {
             Amp::Off => autocast::<Off, _>(run),
             Amp::Bf16 => autocast::<Bf16, _>(run),
             Amp::F16 => autocast::<F16, _>(run),
-        }?;
-        if self.zero.offload_optimizer == Memory::Host {
-            // AdamW reads gradient, master and moments, and writes all but the gradient.
-            let shards = match self.zero.stage.shards_optimizer_state() {
-                true => self.ranks,
-                false => 1,
-            };
-            estimate.host_bytes += (7 * size_of::<f32>() * trained / shards) as u64;
         }
-        Ok(estimate)
+    }
+
+    /// Bytes of host memory that AdamW on the host reads and writes for so many trained numbers: it
+    /// reads gradient, master and moments, and writes all but the gradient.
+    fn host_bytes(&self, trained: usize) -> u64 {
+        if self.zero.offload_optimizer == Memory::Device {
+            return 0;
+        }
+        let shards = match self.zero.stage.shards_optimizer_state() {
+            true => self.ranks,
+            false => 1,
+        };
+        (7 * size_of::<f32>() * trained / shards) as u64
     }
 
     /// The length of sequences in the first step. A budget evicts by the sizes in the step before.
@@ -138,6 +146,7 @@ impl Stack {
         };
         let (model, _) = self.checkpoint.with_units::<B, _>(model)?;
         let model = update.prepare(model)?;
+        let trained = trained_numbers::<B, M>(&model);
         let micro_batches = self.window.steps;
         let first = self.first_length();
         // As in a training: a budget does not count parameters. It is this plan's alone.
@@ -163,6 +172,19 @@ impl Stack {
             model
         };
         let sent = || simulated.traffic().of_tensors().data_bytes;
-        Ok(estimate_rank::<B, _>(device, sent, model, step).0)
+        let (mut estimate, _) = estimate_rank::<B, _>(device, sent, model, step);
+        estimate.host_bytes += self.host_bytes(trained);
+        Ok(estimate)
     }
+}
+
+/// The number of a model's trained numbers, tied ones once.
+fn trained_numbers<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M) -> usize {
+    let mut numbers = BTreeMap::new();
+    for_each_float(model, |_, id, tensor: FloatTensor<B>| {
+        if B::float_is_require_grad(&tensor) {
+            numbers.insert(id, tensor.shape().num_elements());
+        }
+    });
+    numbers.values().sum()
 }
