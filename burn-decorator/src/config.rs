@@ -20,15 +20,6 @@ macro_rules! config {
     ($config:ident { $($field:ident: $type:ty = $with:ident),* $(,)? }) => {
         impl burn::config::Config for $config {}
 
-        impl $config {
-            $(
-                #[doc = concat!("With another [`", stringify!($field), "`](Self::", stringify!($field), ").")]
-                #[must_use]
-                pub fn $with(mut self, $field: $type) -> Self {
-                    self.$field = $field;
-                    self
-                }
-            )*
-        }
+        $crate::with_fields!($config { $($field: $type = $with),* });
     };
 }

@@ -139,6 +139,7 @@ mod unmended;
 mod upload;
 pub mod warn;
 pub mod weight;
+mod with_fields;
 #[cfg(feature = "autodiff")]
 mod without_ddp;
 

@@ -8,19 +8,12 @@ bytes are resident memory above what the process held before a step, of the larg
 
 import argparse
 import os
-import re
 import statistics
 import subprocess
 import sys
 import time
 
-# Large blocks go back to the system when they are freed, or resident memory would only grow.
-MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-
-
-def status(key):
-    with open("/proc/self/status") as file:
-        return 1024 * int(re.search(rf"{key}:\s+(\d+) kB", file.read())[1])
+from torch_memory import MALLOC, status
 
 
 def measure(o):

@@ -21,8 +21,9 @@ use serde_json::Value as Json;
 use crate::error::ZeroError;
 use crate::host::not_read;
 use crate::parameters::module::{device_of, replace_tensors, transposed_in_stores};
-use crate::parameters::{NewValue, ParameterStore, ParameterVersion, Shard};
-use crate::parameters::{Parameters, Statistics};
+use crate::parameters::{
+    NewValue, ParameterStore, ParameterVersion, Parameters, Shard, Statistics,
+};
 use crate::record::{
     Entry, Keep, MODEL, RecordFault, Saved, ShardedRecord, TensorSlice, TensorSpec, TrainingState,
     end, save_sharded,

@@ -33,6 +33,8 @@ mod unmended;
 mod upload;
 #[path = "../../../burn-decorator/src/warn.rs"]
 pub mod warn;
+#[path = "../../../burn-decorator/src/with_fields.rs"]
+mod with_fields;
 
 pub use order::UseOrder;
 pub use reads::{

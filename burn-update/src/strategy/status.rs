@@ -3,7 +3,7 @@
 use burn::train::Interrupter;
 use serde::{Deserialize, Serialize};
 
-/// The step status of one rank: what ranks exchange after each step.
+/// What a rank tells the others after a step.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct StepStatus {
     /// Whether the rank has a batch for the next step.

@@ -1,4 +1,4 @@
-//! Training steps between two records.
+//! Training steps between two validations, and why they end.
 
 /// The steps between two validations: an epoch, or an interval of updates.
 pub(super) struct Stretch {

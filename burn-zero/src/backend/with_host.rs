@@ -11,7 +11,6 @@ use burn_decorator::{kind_type, map_operand, map_result};
 use PlacedTensor::{Device as OnDevice, Host};
 
 use super::placed::{GradientPart, HostTensor, Operand, PlacedTensor};
-
 use crate::host::read_floats;
 
 /// The backend `B`, some of whose float tensors are in host memory: gradients that left the device

@@ -1,12 +1,12 @@
 //! The configuration of offloaded optimizers.
 
 use burn::optim::AdamWConfig;
+use burn_ranks::InvalidSetting;
 use serde::{Deserialize, Serialize};
 
 use super::OffloadedAdamW;
 use crate::error::ZeroError;
 use crate::settings::ZeroSettings;
-use burn_ranks::InvalidSetting;
 
 /// Configuration of an [`OffloadedAdamW`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

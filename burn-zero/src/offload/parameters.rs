@@ -24,8 +24,9 @@ use burn_decorator::module::for_each_float;
 use burn_ranks::SingleRank;
 
 use crate::error::{ShardingFault, ZeroError};
-use crate::parameters::Parameters;
-use crate::parameters::{LeafPlace, NewValue, ParameterStore, StoreEntries, replace_leaves};
+use crate::parameters::{
+    LeafPlace, NewValue, ParameterStore, Parameters, StoreEntries, replace_leaves,
+};
 use crate::reduce::{GradientReducer, Layout};
 use crate::settings::{Memory, ZeroSettings};
 use crate::update::hook;

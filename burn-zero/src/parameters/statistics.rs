@@ -12,9 +12,9 @@ use burn::tensor::{TensorData, backend::AutodiffBackend};
 use burn_backend::tensor::FloatTensor;
 use burn_ranks::{HostBuffer, ProcessGroup};
 
+use super::module::replace_tensors;
 use crate::error::ZeroError;
 use crate::host::{floats, read};
-use crate::parameters::module::replace_tensors;
 use burn_decorator::module::{for_each_float, independent, map_floats};
 
 /// The module, or an [`independent`] one if it shares running statistics with its clones.

@@ -5,13 +5,13 @@ use std::collections::HashMap;
 use burn::module::{AutodiffModule, ParamId};
 use burn::tensor::{TensorMetadata, backend::AutodiffBackend};
 use burn_backend::tensor::FloatTensor;
+use burn_ranks::Partition;
 
 use crate::backend::{is_hooked, leaf_node};
 use crate::error::ShardingFault;
 use crate::host::exchanged;
 use crate::reduce::ParameterSpec;
 use burn_decorator::module::for_each_float;
-use burn_ranks::Partition;
 
 /// Most dimensions of a shard, as in Burn's records of optimizers.
 const MOST_DIMENSIONS: usize = 8;

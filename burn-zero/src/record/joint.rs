@@ -2,11 +2,11 @@
 
 use core::fmt::Display;
 
+use burn_ranks::ProcessGroup;
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::RecordFault;
 use crate::error::ZeroError;
-use burn_ranks::ProcessGroup;
 
 /// The values of all ranks, by rank; or an error on every rank if one has failed: on that rank its
 /// own, on the others one that names the rank. Collective: every rank calls it after its work, also

@@ -6,6 +6,7 @@ use std::fs;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
+use burn_ranks::ProcessGroup;
 use safetensors::Dtype;
 
 use super::directory::{
@@ -16,7 +17,6 @@ use super::joint::{end, share};
 use super::manifest::{HeaderRow, Manifest, RankFile, SliceRow, TensorRow, header, slice_key};
 use super::{RecordFault, TrainingState};
 use crate::error::ZeroError;
-use burn_ranks::ProcessGroup;
 
 /// How many records stay in a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,12 +18,11 @@ use super::trial;
 use crate::backend::{is_taken, leaf_node, stream};
 use crate::error::{ShardingFault, ZeroError, raise};
 use crate::host::{exchanged, floats, read};
-use crate::parameters::Parameters;
 use crate::parameters::module::{Replace, device_of, replace_tensors};
 use crate::parameters::{
-    ParameterStore, Parts, StoreEntries, Units, is_on_host, offloaded, replace_parameters,
+    ParameterStore, Parameters, Parts, Statistics, StoreEntries, Units, independent_if_shared,
+    is_on_host, offloaded, replace_parameters,
 };
-use crate::parameters::{Statistics, independent_if_shared};
 use crate::reduce::{GradientReducer, Layout, Owner, ParameterSpec};
 use crate::settings::Memory;
 use crate::state;

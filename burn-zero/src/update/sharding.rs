@@ -12,8 +12,7 @@ use parking_lot::Mutex;
 
 use crate::backend::attach;
 use crate::error::{ShardingFault, ZeroError};
-use crate::parameters::ParameterStore;
-use crate::parameters::Parameters;
+use crate::parameters::{ParameterStore, Parameters};
 use crate::reduce::{GradientReducer, Owner};
 use crate::settings::{Memory, Stage, ZeroSettings};
 use crate::trace::trace_waits;

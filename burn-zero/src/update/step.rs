@@ -23,9 +23,10 @@ use super::sharding::{Prepared, Sharding};
 use crate::error::{ShardingFault, ZeroError};
 use crate::host::{floats, not_read, read_floats};
 use crate::offload::step_on_shards;
-use crate::parameters::Parameters;
 use crate::parameters::module::device_of;
-use crate::parameters::{LeafMemory, Maker, NewValue, ParameterStore, ParameterVersion, Shard};
+use crate::parameters::{
+    LeafMemory, Maker, NewValue, ParameterStore, ParameterVersion, Parameters, Shard,
+};
 use crate::reduce::{GradientReducer, Layout, StepTag};
 use crate::settings::Memory;
 

@@ -2,13 +2,13 @@
 
 mod kernel;
 
+use burn_ranks::BufferLength;
 use memmap2::MmapMut;
 use pulp::Arch;
 use rayon::prelude::*;
 
 use super::{HostAdamWConfig, not_negative};
 use crate::error::ZeroError;
-use burn_ranks::BufferLength;
 use kernel::{CHUNK, Factors};
 
 pub use kernel::{Gradients, ParamsOut};
