@@ -35,5 +35,6 @@ pub use burn_amp::{
     PolicyName, op_table,
 };
 pub use burn_checkpoint::{InstalledBudget, Policy, RematError, RematStats};
+pub use burn_decorator::gradient::update;
 pub use on::is_on;
 pub use recompute::{MemoryBudget, Outputs, checkpoint, checkpoint_with, evict};

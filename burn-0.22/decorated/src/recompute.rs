@@ -101,7 +101,8 @@ impl MemoryBudget {
         Self(burn_checkpoint::MemoryBudget::bytes(limit))
     }
 
-    /// A fraction of what a step takes without a budget, measured in the first.
+    /// A fraction of what forward and backward take without a budget, measured in the first step;
+    /// of what the whole step takes where the optimizer does not run in [`update`](crate::update).
     ///
     /// # Errors
     ///

@@ -12,7 +12,9 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::Tensor;
-use burn_decorated::{AmpConfig, MemoryBudget, Policy, RematStats, checkpoint_with, is_on};
+use burn_decorated::{
+    AmpConfig, MemoryBudget, Policy, RematStats, checkpoint_with, is_on, update,
+};
 use programs::{Around, Cnn, Mlp, On, Plain, Program, Step, Transformer, checksums, train};
 
 /// Random numbers are the process's.
@@ -23,6 +25,19 @@ struct Scope(Policy);
 impl Around for Scope {
     fn run<const D: usize>(&self, block: impl FnOnce() -> Tensor<D>) -> Tensor<D> {
         checkpoint_with(self.0.clone(), block)
+    }
+}
+
+/// Nothing around a block, for a budget that is a fraction of forward and backward.
+struct Budgeted;
+
+impl Around for Budgeted {
+    fn run<const D: usize>(&self, block: impl FnOnce() -> Tensor<D>) -> Tensor<D> {
+        block()
+    }
+
+    fn update<R>(&self, step: impl FnOnce() -> R) -> R {
+        update(step)
     }
 }
 
@@ -60,7 +75,7 @@ fn every_way<P: Program>(on: On) {
         let budget = MemoryBudget::fraction(f64::from(percent) / 100.0);
         let _beside = burn_checkpoint::apart();
         let budget = budget.expect("a fraction").install();
-        let found = train::<P>(on, &Plain);
+        let found = train::<P>(on, &Budgeted);
         drop(budget);
         let apart = apart(&found, &plain);
         println!("{} on {on:?} with {percent} %: {apart:?} apart", P::NAME);
