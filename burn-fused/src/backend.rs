@@ -9,19 +9,21 @@ use burn_decorator::autodiff::TapeBackend;
 use burn_decorator::types::*;
 use burn_decorator::{fused, gradient, kind_type, map_operand, map_result};
 
-use crate::{attention, layer_norm, softmax, swiglu};
+use crate::{activation, attention, layer_norm, softmax, swiglu};
 
 /// A backend that differentiates layer norm, softmax, log softmax and attention as one operation
-/// each: `Autocast<FusedBackward<Autodiff<Remat<Cuda>>>>`.
+/// each, and keeps one tensor of an activation: `Autocast<FusedBackward<Autodiff<Remat<Cuda>>>>`.
 ///
-/// Burn's `Autodiff` composes them from elementwise operations, saves intermediate results in f32,
-/// and runs none of the kernels that a backend has for the whole operation. Here the backend's
-/// kernel runs, and what is saved is an operand or the result:
+/// Burn's `Autodiff` composes norms, softmax and attention from elementwise operations, saves
+/// intermediate results in f32, and runs none of the kernels that a backend has for the whole
+/// operation. Here the backend's kernel runs, and what is saved is an operand or the result:
 ///
 /// | operation | saved | by Burn's `Autodiff` |
 /// |---|---|---|
 /// | layer norm | its operand | two of its size |
 /// | softmax, log softmax | its result | two of its size, and one |
+/// | ReLU, sigmoid | the result | operand and result, where a linear layer follows |
+/// | GELU | its operand | operand and result, where a linear layer follows |
 /// | attention | query, key and value, with mask and bias | these, and three of `[batch, heads, queries, keys]` |
 /// | [`rms_norm`](crate::rms_norm()) | its operand | two of its size |
 /// | [`swiglu`](crate::swiglu()) | its two operands | four of their size |
@@ -31,6 +33,10 @@ use crate::{attention, layer_norm, softmax, swiglu};
 /// own, several heads of queries may share a head of keys and values: these have a divisor of the
 /// query's heads. Results and gradients are those of `Autodiff` up to rounding; in a low type
 /// softmax and means inside of attention and of gradients are computed in f32.
+///
+/// A linear layer needs its operand for the gradient of its weight: after a GELU that is computed
+/// again in backward, once (Chen et al., arXiv 1604.06174; Burn's `BalancedCheckpointing` for this
+/// operation alone).
 ///
 /// Put it directly outside of `Autodiff`. Its tensors are those of `Autodiff`, so it costs nothing.
 ///
@@ -99,6 +105,9 @@ macro_rules! method {
             $module::$op::<A>($($arg),*)
         }
     };
+    (relu $($row:tt)*) => { method! { activation: relu $($row)* } };
+    (gelu $($row:tt)*) => { method! { activation: gelu $($row)* } };
+    (sigmoid $($row:tt)*) => { method! { activation: sigmoid $($row)* } };
     (softmax $($row:tt)*) => { method! { softmax: softmax $($row)* } };
     (log_softmax $($row:tt)*) => { method! { softmax: log_softmax $($row)* } };
     (softmin $($row:tt)*) => { method! { softmax: softmin $($row)* } };

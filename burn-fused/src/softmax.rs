@@ -1,18 +1,18 @@
 //! Softmax and its logarithm, differentiated from their results.
 
-use burn_autodiff::checkpoint::base::Checkpointer;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, unary};
 use burn_backend::Backend;
 use burn_backend::ops::ActivationOps;
 use burn_backend::tensor::FloatTensor;
+use burn_decorator::autodiff::TapeBackend;
 
-use burn_decorator::autodiff::{TapeBackend, record};
+use crate::from_result::record_from_result;
 
 pub(super) fn softmax<A: TapeBackend>(tensor: FloatTensor<A>, dim: usize) -> FloatTensor<A> {
-    let result = A::InnerBackend::softmax(tensor.primitive.clone(), dim);
-    let operation = FromResult(softmax_backward::<A::InnerBackend>);
-    record(operation, [&tensor], (result.clone(), dim), result)
+    record_from_result::<A::InnerBackend>(
+        tensor,
+        |operand| A::InnerBackend::softmax(operand, dim),
+        move |softmax, gradient| softmax_backward::<A::InnerBackend>(softmax, gradient, dim),
+    )
 }
 
 pub(super) fn softmin<A: TapeBackend>(tensor: FloatTensor<A>, dim: usize) -> FloatTensor<A> {
@@ -20,9 +20,11 @@ pub(super) fn softmin<A: TapeBackend>(tensor: FloatTensor<A>, dim: usize) -> Flo
 }
 
 pub(super) fn log_softmax<A: TapeBackend>(tensor: FloatTensor<A>, dim: usize) -> FloatTensor<A> {
-    let result = A::InnerBackend::log_softmax(tensor.primitive.clone(), dim);
-    let operation = FromResult(log_softmax_backward::<A::InnerBackend>);
-    record(operation, [&tensor], (result.clone(), dim), result)
+    record_from_result::<A::InnerBackend>(
+        tensor,
+        |operand| A::InnerBackend::log_softmax(operand, dim),
+        move |result, gradient| log_softmax_backward::<A::InnerBackend>(result, gradient, dim),
+    )
 }
 
 /// The gradient of the operand of a softmax, from the softmax and its gradient: `y (g - sum(y g))`.
@@ -44,20 +46,4 @@ fn log_softmax_backward<B: Backend>(
 ) -> FloatTensor<B> {
     let sum = B::float_sum_dim(gradient.clone(), dim);
     B::float_sub(gradient, B::float_mul(B::float_exp(log_softmax), sum))
-}
-
-/// An operation along a dimension, with the function of its result, the result's gradient and the
-/// dimension that is the operand's gradient.
-#[derive(Debug)]
-struct FromResult<T>(fn(T, T, usize) -> T);
-
-impl<B: Backend> Backward<B, 1> for FromResult<FloatTensor<B>> {
-    type State = (FloatTensor<B>, usize);
-
-    fn backward(self, ops: Ops<Self::State, 1>, gradients: &mut Gradients, _: &mut Checkpointer) {
-        let (result, dim) = ops.state;
-        unary::<B, _>(ops.parents, ops.node, gradients, |gradient| {
-            self.0(result, gradient, dim)
-        });
-    }
 }

@@ -1,9 +1,9 @@
-//! Norms, softmax, attention and SwiGLU as one operation each: the results and gradients of
+//! Norms, activations, softmax, attention and SwiGLU as one operation each: the results and gradients of
 //! autodiff's composition.
 
 use burn::backend::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
-use burn::tensor::activation::{log_softmax, silu, softmax, softmin};
+use burn::tensor::activation::{gelu, log_softmax, relu, sigmoid, silu, softmax, softmin};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::module::attention;
 use burn::tensor::ops::AttentionModuleOptions;
@@ -49,6 +49,9 @@ enum Operation {
     RmsNorm,
     SwiGlu,
     Silu,
+    Relu,
+    Sigmoid,
+    Gelu,
     Attention {
         causal: bool,
         keys: usize,
@@ -59,7 +62,7 @@ enum Operation {
 
 use Operation::*;
 
-const ALL: [Operation; 15] = [
+const ALL: [Operation; 18] = [
     Softmax(3),
     Softmax(1),
     LogSoftmax(3),
@@ -70,6 +73,9 @@ const ALL: [Operation; 15] = [
     RmsNorm,
     SwiGlu,
     Silu,
+    Relu,
+    Sigmoid,
+    Gelu,
     Attention {
         causal: false,
         keys: 5,
@@ -133,6 +139,10 @@ impl Operation {
             RmsNorm => rms_norm(x, row(y), 1e-5),
             SwiGlu => swiglu(x, y),
             Silu => burn_fused::silu(x),
+            // The product keeps the activation's result, or asks for it again.
+            Relu => relu(x) * y,
+            Sigmoid => sigmoid(x) * y,
+            Gelu => gelu(gelu(x) * y.clone()) * y,
             Attention {
                 causal,
                 keys,

@@ -1,9 +1,10 @@
-//! What norms, softmax, attention and SwiGLU keep on the heap until backward, as one operation each.
+//! What norms, activations, softmax, attention and SwiGLU keep on the heap until backward, as one
+//! operation each.
 
 use burn::backend::Autodiff;
-use burn::tensor::activation::{log_softmax, softmax};
+use burn::tensor::activation::{gelu, log_softmax, relu, sigmoid, softmax};
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::module::attention;
+use burn::tensor::module::{attention, linear};
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{DType, Distribution, Tensor, TensorPrimitive};
 use burn_amp::Autocast;
@@ -25,6 +26,9 @@ enum Operation {
     Silu,
     Softmax,
     LogSoftmax,
+    Relu,
+    Sigmoid,
+    Gelu,
     Attention,
 }
 
@@ -34,6 +38,7 @@ impl Operation {
     fn run<B: Backend>(self, x: Tensor<B, 4>) -> Tensor<B, 4> {
         let is_tracked = B::ad_enabled(&x.device());
         let gamma = Tensor::<B, 1>::ones([64], &x.device()).set_require_grad(is_tracked);
+        let weight = Tensor::<B, 2>::ones([64, 64], &x.device()).set_require_grad(is_tracked);
         match self {
             LayerNorm => {
                 let [x, gamma] =
@@ -45,6 +50,9 @@ impl Operation {
             Silu => silu(x),
             Softmax => softmax(x, 3),
             LogSoftmax => log_softmax(x, 3),
+            Relu => linear(relu(x), weight, None),
+            Sigmoid => linear(sigmoid(x), weight, None),
+            Gelu => linear(gelu(x), weight, None),
             Attention => attention(
                 x.clone(),
                 x.clone(),
@@ -88,6 +96,11 @@ fn fewer_bytes_are_kept() {
         (Silu, 2.0),
         (Softmax, 1.0),
         (LogSoftmax, 1.0),
+        // What the linear layer after it keeps, and that layer's result.
+        (Relu, 2.0),
+        (Sigmoid, 2.0),
+        // The operand, and the result of the linear layer after it.
+        (Gelu, 2.0),
         // The operand, three times the same, and the result.
         (Attention, 2.0),
     ];
