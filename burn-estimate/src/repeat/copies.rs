@@ -54,16 +54,15 @@ struct Near {
 }
 
 impl<'a> Copies<'a> {
-    /// `None` if the blocks in the middle are not alike, or have other storages than the `grown`
-    /// ones of a block.
+    /// Copies of a block that is like the one before and the one behind. `None` if there is no such
+    /// block, or it has other storages than the `grown` ones of a block.
     pub fn new(
         recording: &'a Recording,
         passes: &'a Passes,
         grown: usize,
         more: usize,
     ) -> Option<Self> {
-        let middle = passes.middle()?;
-        let mut this = Self {
+        let of_block = |middle| Self {
             recording,
             passes,
             middle,
@@ -73,9 +72,11 @@ impl<'a> Copies<'a> {
             renamed: RefCell::default(),
             upcoming: RefCell::default(),
         };
+        let mut blocks = passes.inner().into_iter().map(of_block);
+        let mut this = blocks.find(|copies| copies.are_alike(grown))?;
         this.name_offset = this.name_offset();
         for pass in &passes.0 {
-            let begins = pass.begins(middle);
+            let begins = pass.begins(this.middle);
             let added = match pass.order {
                 Order::Ascending => 0,
                 // The copies run first.
@@ -84,11 +85,16 @@ impl<'a> Copies<'a> {
             // Passes before have their copies already.
             this.begins.push(this.later(begins - 1) + 1 + added);
         }
-        let lives = this.lives(middle)?;
-        let are_alike = [middle - 1, middle + 1]
-            .into_iter()
-            .all(|block| this.lives(block).as_ref() == Some(&lives));
-        (are_alike && lives.len() == grown).then_some(this)
+        Some(this)
+    }
+
+    /// Whether the block and those beside it have the same storages, as many as this.
+    fn are_alike(&self, grown: usize) -> bool {
+        let Some(lives) = self.lives(self.middle) else {
+            return false;
+        };
+        let mut beside = [self.middle - 1, self.middle + 1].into_iter();
+        lives.len() == grown && beside.all(|block| self.lives(block).as_ref() == Some(&lives))
     }
 
     /// The number in a parameter's name minus that of its block, as most storages of the first pass
@@ -302,18 +308,18 @@ impl<'a> Copies<'a> {
     /// The recording of the deep model: first what the recording has, in its order.
     pub fn recording(&self) -> Recording {
         let recording = self.recording;
-        let mut storages = Vec::new();
-        let mut copied = Vec::new();
-        for storage in &recording.storages {
+        let of_middle = |storage: &&Storage| self.block(storage) == Some(self.middle);
+        let copied: Vec<_> = recording.storages.iter().filter(of_middle).collect();
+        let mut storages =
+            Vec::with_capacity(recording.storages.len() + copied.len() * self.more as usize);
+        storages.extend(recording.storages.iter().map(|storage| {
             let block = self.block(storage);
-            let becomes = block.map(|block| (block, self.deep(block)));
-            storages.push(self.storage(storage, becomes));
-            if block == Some(self.middle) {
-                let copies = self.copies();
-                copied.extend(copies.map(|copy| self.storage(storage, Some((self.middle, copy)))));
-            }
+            self.storage(storage, block.map(|block| (block, self.deep(block))))
+        }));
+        for storage in copied {
+            let copies = self.copies();
+            storages.extend(copies.map(|copy| self.storage(storage, Some((self.middle, copy)))));
         }
-        storages.append(&mut copied);
         let mut costs = recording.costs.clone();
         let mut transfers = recording.transfers.clone();
         let mut phases = recording.phases.clone();

@@ -24,7 +24,7 @@ impl Estimate {
     /// blocks in the middle are not alike: then the deep model has to be run.
     ///
     /// Both estimates are those of runs, not [`shared`](Self::shared) ones. Their models need about
-    /// six blocks: the first ones and the last ones may differ from those in the middle. A kind of
+    /// seven blocks: the first ones and the last ones may differ from those in the middle. A kind of
     /// block that only the deep model has, such as another attention in every twelfth, is not
     /// noticed.
     ///

@@ -167,11 +167,13 @@ impl Passes {
         })
     }
 
-    /// The block in the middle of those that are alike in all passes, if there are three.
-    pub fn middle(&self) -> Option<i64> {
+    /// The blocks that have one before and one behind in all passes, the one in the middle first.
+    pub fn inner(&self) -> Vec<i64> {
         let blocks = || self.0.iter().map(Pass::blocks);
-        let first = blocks().map(|blocks| *blocks.start()).max()?;
-        let last = blocks().map(|blocks| *blocks.end()).min()?;
-        (last >= first + 2).then_some((first + last) / 2)
+        let first = blocks().map(|blocks| *blocks.start()).max().unwrap_or(0);
+        let last = blocks().map(|blocks| *blocks.end()).min().unwrap_or(0);
+        let mut inner: Vec<_> = (first + 1..last).collect();
+        inner.sort_by_key(|block| (2 * block - first - last).abs());
+        inner
     }
 }
