@@ -7,24 +7,6 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum RematError {
-    /// A replayed tensor has other values than before, found by [`Verify`](crate::Verify).
-    #[error(
-        "replaying `{}` gave other values than its first run: operation {} of its thread, {:?} of shape {:?}; those of its inputs that were \
-         evicted under `Verify` on this thread were compared and were equal, so most likely the operation itself is not a function of its \
-         inputs on this backend: keep its result with `Policy::per_operation`; or an input that was not compared differs, such as what is \
-         delivered or what was evicted before `Verify` was on",
-        .0.op, .0.number, .0.dtype, .0.shape
-    )]
-    ReplayDiffers(OpResult),
-    /// A tensor uploaded from host memory has other values than before, found by
-    /// [`Verify`](crate::Verify).
-    #[error(
-        "the copy in host memory of the result of `{}` came back with other values: operation {} of its thread, {:?} of shape {:?}; the \
-         backend's transfers to the host and back do not keep the bits of this type: keep it on the device or recompute it with \
-         `Policy::per_operation`",
-        .0.op, .0.number, .0.dtype, .0.shape
-    )]
-    HostCopyDiffers(OpResult),
     /// A tensor whose copy in host memory could not be made. It is gone: this step cannot go on.
     #[error(
         "the result of `{}`, {:?} of shape {:?}, could not be read to the host: {reason}; another `Policy` \

@@ -78,7 +78,7 @@
 //! | `scope` | scopes, their policies and their results |
 //! | `budget` | what is evicted when memory is short |
 //! | `host` | copies in host memory, and parameters that are delivered from there |
-//! | `observe` | counters, traces, snapshots, comparisons |
+//! | `observe` | counters, traces, snapshots |
 //! | `decorator` | `Remat` from the table of operations |
 
 mod budget;
@@ -110,7 +110,6 @@ pub use observe::metric::{HoldersMetric, RematMetric};
 pub use observe::parameters::name_parameters;
 pub use observe::record_all::{FullRecording, record_all};
 pub use observe::stats::RematStats;
-pub use observe::verify::Verify;
 pub use observe::{snapshot, trace};
 pub use record::context::{Recorder, recorder, unrecorded};
 pub use record::op::{OpInfo, op_table};

@@ -27,8 +27,6 @@ mod observe {
     pub(crate) mod stats;
     #[path = "../../../burn-checkpoint/src/observe/trace.rs"]
     pub mod trace;
-    #[path = "../../../burn-checkpoint/src/observe/verify.rs"]
-    pub(crate) mod verify;
 }
 #[path = "../../../burn-checkpoint/src/record/mod.rs"]
 mod record;
@@ -59,7 +57,6 @@ pub use error::RematError;
 pub use node::handle::{Handle, Managed};
 pub use node::replay::is_replaying;
 pub use observe::stats::RematStats;
-pub use observe::verify::Verify;
 pub use observe::{snapshot, trace};
 pub use record::op::{OpInfo, op_table};
 pub use record::work::Work;

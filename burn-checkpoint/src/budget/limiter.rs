@@ -15,7 +15,7 @@ use super::settings::MemoryBudget;
 use super::thrashing::Thrashing;
 use crate::budget::counted::{Marked, MarkedBytes};
 use crate::error::{Need, size};
-use crate::node::entry::{self, AnyEntry, Origin};
+use crate::node::entry::{AnyEntry, Origin};
 use crate::observe::snapshot::Snapshot;
 use crate::observe::stats::Counts;
 use crate::record::flags;
@@ -437,7 +437,7 @@ impl Budget {
             if members.iter().any(|member| member.info().users > 0) {
                 self.is_needed.store(true, Ordering::Relaxed);
             }
-            members.into_iter().for_each(entry::evict);
+            members.into_iter().for_each(|member| member.evict());
             if fits() == made_room {
                 return (made_room, 0);
             }
@@ -460,7 +460,7 @@ impl Budget {
             if group.has_users {
                 self.is_needed.store(true, Ordering::Relaxed);
             }
-            group.members.iter().cloned().for_each(entry::evict);
+            group.members.iter().for_each(|member| member.evict());
             nodes = self.nodes.lock();
             for member in group.members {
                 let info = member.info();

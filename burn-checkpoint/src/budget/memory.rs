@@ -7,7 +7,6 @@ use burn_backend::DeviceId;
 use crate::budget::{Budget, MemoryBudget};
 use crate::host::prefetch::Prefetch;
 use crate::observe::stats::Counts;
-use crate::observe::verify;
 
 /// Counters of one thread's managed tensors on one device. A tensor keeps the counters of the
 /// thread that made it.
@@ -48,12 +47,9 @@ impl MemoryStats {
         self.budget().is_some_and(|budget| budget.settings.retries)
     }
 
-    /// Makes room for the result of an operation, if there is a limit; not for a replay that only
-    /// compares.
+    /// Makes room for the result of an operation, if there is a limit.
     pub fn make_room(&self, op: &'static str, bytes: u64) {
-        if let Some(budget) = self.budget()
-            && !verify::is_rehearsing()
-        {
+        if let Some(budget) = self.budget() {
             budget.make_room(op, bytes);
         }
     }

@@ -9,7 +9,6 @@ use burn_decorator::ReadError;
 
 use crate::host::download::{self, Read};
 use crate::node::kind::{Upload, Value};
-use crate::observe::verify;
 
 /// The copy of a tensor in host memory, complete or under way. Device memory is free once it has
 /// been read.
@@ -20,8 +19,6 @@ pub(crate) struct HostCopy<B: Backend> {
     upload: Upload<B>,
     /// The tensor on the device, if it was uploaded before its use.
     pub ahead: Option<Value<B>>,
-    /// The checksum of the tensor's elements, in verify mode.
-    pub checksum: Option<u64>,
 }
 
 impl<B: Backend> HostCopy<B> {
@@ -32,7 +29,6 @@ impl<B: Backend> HostCopy<B> {
             arrival: download::add(value),
             read: None,
             ahead: None,
-            checksum: verify::checksum(value),
         })
     }
 

@@ -114,10 +114,6 @@ impl<B: Backend> AnyEntry for Node<B> {
         self.emit(EventKind::Evict, freed_bytes);
     }
 
-    fn rehearse(self: Arc<Self>) {
-        replay::rehearse(&self);
-    }
-
     fn offload(self: Arc<Self>) -> bool {
         let mut state = self.state();
         if state.locks > 0 {

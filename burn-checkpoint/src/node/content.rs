@@ -9,7 +9,6 @@ use crate::host::host_copy::HostCopy;
 use crate::node::entry::Origin;
 use crate::node::kind::Value;
 use crate::node::recipe::Recipe;
-use crate::observe::verify;
 use crate::scope::region::Region;
 use crate::scope::units::Unit;
 
@@ -110,8 +109,6 @@ pub(crate) struct Recorded<B: Backend> {
     /// Of a resident view in a scope that may offload: the storage of the tensor that it is a view
     /// of, which may have been dropped with that tensor's last handle.
     pub viewed: Option<Box<Value<B>>>,
-    /// The checksum of the value when it was dropped, in verify mode.
-    pub checksum: Option<u64>,
     /// The next load is the last one of a replay and may take the value itself.
     pub hand_over: bool,
 }
@@ -136,7 +133,6 @@ impl<B: Backend> Content<B> {
             value,
             recipe,
             viewed: None,
-            checksum: None,
             hand_over: false,
         })
     }
@@ -218,7 +214,7 @@ impl<B: Backend> Content<B> {
         }
     }
 
-    /// Takes the value, if it is resident. In verify mode the checksum of a recorded one stays.
+    /// Takes the value, if it is resident.
     #[inline]
     pub fn take(&mut self) -> Option<Value<B>> {
         match self {
@@ -227,11 +223,10 @@ impl<B: Backend> Content<B> {
                 _ => None,
             },
             Self::Recorded(recorded) => {
-                // Before it is taken: what cannot be read to be compared stays.
-                recorded.checksum = verify::checksum(recorded.value.as_ref()?);
+                let value = recorded.value.take()?;
                 recorded.viewed = None;
                 recorded.hand_over = false;
-                recorded.value.take()
+                Some(value)
             }
             Self::Hosted { value, .. } | Self::Delivered { value, .. } => value.take(),
             Self::Gone => None,
@@ -241,11 +236,9 @@ impl<B: Backend> Content<B> {
     /// Stores the value that a recipe computed.
     pub fn came_back(&mut self, computed: Value<B>) {
         match self {
-            Self::Recorded(recorded) => {
-                recorded.value = Some(computed);
-                recorded.checksum = None;
+            Self::Recorded(Recorded { value, .. }) | Self::Delivered { value, .. } => {
+                *value = Some(computed);
             }
-            Self::Delivered { value, .. } => *value = Some(computed),
             Self::Kept(_) | Self::Hosted { .. } | Self::Gone => {
                 unreachable!("only what has a recipe is replayed")
             }

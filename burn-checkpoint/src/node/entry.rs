@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use crate::host::ahead::UploadPlace;
 use crate::observe::trace::Kind;
-use crate::observe::verify;
 use crate::record::op::OpInfo;
 use crate::record::step::{Lineage, Step};
 use crate::scope::policy::{Policy, SavePolicy};
@@ -21,8 +20,6 @@ pub(crate) trait AnyEntry: Send + Sync {
     fn kind(&self) -> Kind;
     /// Drops the storage if it can come back.
     fn evict(&self);
-    /// In verify mode: replays this node, which is about to be evicted, and compares.
-    fn rehearse(self: Arc<Self>);
     /// Starts to move the storage to host memory, and drops the recipe. Returns whether it did.
     fn offload(self: Arc<Self>) -> bool;
     /// Returns the tensor that this is a view of, made resident, if this node holds its storage and
@@ -103,14 +100,6 @@ impl NodeInfo {
     pub fn is_before(&self, step: Step) -> bool {
         self.step.number < step.number || self.step.phase != step.phase
     }
-}
-
-/// Evicts a node, after a comparison in verify mode.
-pub(crate) fn evict(node: Arc<dyn AnyEntry>) {
-    if verify::is_on() {
-        node.clone().rehearse();
-    }
-    node.evict();
 }
 
 /// The resident tensors with one storage, which is freed when all of them are evicted.

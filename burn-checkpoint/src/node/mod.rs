@@ -37,7 +37,6 @@ use crate::budget::Budget;
 use crate::budget::counted::CountedBytes;
 use crate::budget::memory::MemoryStats;
 use crate::observe::trace::{self, EventKind, Traced};
-use crate::observe::verify;
 use crate::record::step::{Lineage, Step};
 use budgeted::Budgeted;
 use content::State;
@@ -223,7 +222,7 @@ impl<B: Backend> Node<B> {
     #[inline]
     pub fn take_value(&self, state: &mut State<B>) -> Option<Value<B>> {
         let value = state.content.take()?;
-        self.freed(self.counted().remove());
+        self.emit(EventKind::Free, self.counted().remove());
         Some(value)
     }
 
@@ -232,15 +231,7 @@ impl<B: Backend> Node<B> {
     pub fn release(&self, vacated: Option<Vacated<B>>) {
         if let Some(Vacated { value, freed_bytes }) = vacated {
             drops::release(value);
-            self.freed(freed_bytes);
-        }
-    }
-
-    /// Reports bytes that are freed; not those of a replay that only compares.
-    #[inline]
-    fn freed(&self, bytes: u64) {
-        if !verify::is_rehearsing() {
-            self.emit(EventKind::Free, bytes);
+            self.emit(EventKind::Free, freed_bytes);
         }
     }
 
@@ -252,11 +243,9 @@ impl<B: Backend> Node<B> {
         self.emit(EventKind::Upload, bytes);
     }
 
-    /// Counts that it was brought back; not for a comparison.
+    /// Counts that it was brought back.
     pub fn was_restored(&self) {
-        if let Some(own) = &self.budgeted
-            && !verify::is_rehearsing()
-        {
+        if let Some(own) = &self.budgeted {
             own.restores.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -297,7 +286,7 @@ impl<B: Backend> Drop for Node<B> {
         let (occupies_device, is_on_host) = (content.occupies_device(), content.is_on_host());
         if occupies_device {
             let bytes = self.counted().remove();
-            self.freed(bytes);
+            self.emit(EventKind::Free, bytes);
         }
         if is_on_host {
             self.memory().prefetch.forget(self.meta.id);

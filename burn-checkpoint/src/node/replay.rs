@@ -19,7 +19,6 @@ use crate::node::entry::AnyEntry;
 use crate::node::recipe::Recipe;
 use crate::observe::stats::RematStats;
 use crate::observe::trace::{self, EventKind};
-use crate::observe::verify;
 use crate::record::flags::{FLAGS, Raised};
 use crate::scope::region::Region;
 
@@ -94,10 +93,6 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
     };
     let ahead = copy.ahead.is_some();
     let value = match copy.tensor(&meta.device) {
-        Ok(value) if verify::differs(copy.checksum, &value) => {
-            drop((state, value));
-            verify::fail(&RematError::HostCopyDiffers(meta.result()))
-        }
         Ok(value) => value,
         Err(reason) => {
             drop(state);
@@ -131,30 +126,6 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
         memory.prefetch.asked_for(meta.id);
     }
     true
-}
-
-/// In verify mode: replays a node that is about to be evicted, and compares. It is resident after
-/// it as before.
-pub(crate) fn rehearse<B: Backend>(node: &Arc<Node<B>>) {
-    if verify::is_rehearsing() {
-        return;
-    }
-    let mut state = node.state();
-    let Content::Recorded(recorded) = &mut state.content else {
-        return;
-    };
-    let viewed = recorded.viewed.take();
-    let vacated = node.vacate(&mut state);
-    drop(state);
-    if vacated.is_some() {
-        drop(vacated);
-        let rehearsing = Raised::new(|flags| &flags.rehearses);
-        Plan::new(node.clone()).run();
-        drop(rehearsing);
-    }
-    if let Content::Recorded(recorded) = &mut node.state().content {
-        recorded.viewed = viewed;
-    }
 }
 
 /// Locks a node for a replay, and returns its recipe unless it is resident: in one step, because
@@ -331,8 +302,7 @@ impl<B: Backend> Plan<B> {
             step(node, &*recipe, is_of_target.then_some(&mut self.replayed));
             // A tensor that came back and stays no longer needs its recipe, unless a budget may
             // evict it again.
-            if !memory.may_evict() && !verify::is_rehearsing() && self.is_kept(node, &node.state())
-            {
+            if !memory.may_evict() && self.is_kept(node, &node.state()) {
                 node.settle();
             }
             drop(recipe);
@@ -375,7 +345,7 @@ impl<B: Backend> Plan<B> {
             return true;
         }
         let is_needed = node.users() > 0 || state.feeds_inner_scope || node.is_branch_point();
-        if !is_needed || node.meta.is_delivered || verify::is_rehearsing() {
+        if !is_needed || node.meta.is_delivered {
             return false;
         }
         let target = self.region.as_ref();
@@ -397,19 +367,11 @@ impl<B: Backend> Plan<B> {
         if let Content::Recorded(recorded) = &mut state.content {
             recorded.hand_over = false;
         }
-        // A replay that a comparison interrupts may have locked it too: that replay brings it back
-        // itself.
-        let of_others = if verify::is_rehearsing() && !found {
-            std::mem::take(&mut state.locks)
-        } else {
-            0
-        };
         let vacated = if is_kept {
             None
         } else {
             node.vacate(&mut state)
         };
-        state.locks += of_others;
         drop(state);
         node.release(vacated);
     }
@@ -429,7 +391,6 @@ fn step<B: Backend>(
         let bytes = node.own_bytes() + own.map_or(0, |own| own.parts_bytes);
         node.memory().make_room(meta.op.name, bytes);
     }
-    let rehearsing = verify::is_rehearsing();
     let start = trace::is_on().then(Instant::now);
     let value = again(node.memory(), meta.op, || recipe.run());
     let time = start.map_or(Duration::ZERO, |start| start.elapsed());
@@ -438,15 +399,6 @@ fn step<B: Backend>(
     if state.content.is_resident() {
         return;
     }
-    let checksum = match &state.content {
-        Content::Recorded(recorded) => recorded.checksum,
-        _ => None,
-    };
-    // A value that differs is dropped; the next try compares again.
-    if verify::differs(checksum, &value) {
-        drop((state, value));
-        verify::fail(&RematError::ReplayDiffers(meta.result()));
-    }
     state.content.came_back(value);
     node.counted().add();
     drop(state);
@@ -454,9 +406,6 @@ fn step<B: Backend>(
     let budget = node.budget();
     if let Some(budget) = budget {
         budget.list(node);
-    }
-    if rehearsing {
-        return;
     }
     if *meta.op == DELIVERED {
         return node.uploaded();

@@ -3,7 +3,6 @@
 //! - `stats.rs`: counters; `metric.rs`: the Learner's.
 //! - `trace.rs`: events of a thread's tensors; `record_all.rs`: of all of them. `snapshot.rs` reads
 //!   a trace; `parameters.rs` gives parameters the names that it shows.
-//! - `verify.rs`: compares what comes back with what was dropped.
 
 pub(crate) mod metric;
 pub(crate) mod parameters;
@@ -11,4 +10,3 @@ pub(crate) mod record_all;
 pub mod snapshot;
 pub(crate) mod stats;
 pub mod trace;
-pub(crate) mod verify;

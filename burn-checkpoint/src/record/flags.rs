@@ -21,8 +21,6 @@ thread_local! {
             met: Cell::new(false),
             collects: Cell::new(false),
             replays: Cell::new(false),
-            rehearses: Cell::new(false),
-            verifying: Cell::new(0),
         }
     };
 }
@@ -46,10 +44,6 @@ pub(crate) struct Flags {
     pub collects: Cell<bool>,
     /// Whether evicted tensors are being brought back.
     pub replays: Cell<bool>,
-    /// Whether a replay under way is only to be compared.
-    pub rehearses: Cell<bool>,
-    /// The number of guards of [`Verify`](crate::Verify).
-    pub verifying: Cell<usize>,
 }
 
 impl Flags {

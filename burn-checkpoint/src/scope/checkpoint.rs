@@ -3,9 +3,8 @@
 use std::sync::{Arc, Once, Weak};
 
 use crate::host::download;
-use crate::node::entry::{self, AnyEntry};
+use crate::node::entry::AnyEntry;
 use crate::observe::trace::{self, EventKind};
-use crate::observe::verify;
 use crate::record::context::{self, Frame};
 use crate::record::work::Work;
 use crate::scope::listed_tensors::ListedTensors;
@@ -163,7 +162,7 @@ pub fn keeping<R>(region: impl FnOnce() -> R) -> R {
 /// Nothing here; the next use of each brings it back, with what it was computed from.
 pub fn evict(tensors: &impl Outputs) {
     let (_, nodes) = outputs::collect(|| tensors.touch());
-    nodes.into_iter().for_each(entry::evict);
+    nodes.into_iter().for_each(|node| node.evict());
 }
 
 /// Runs a region in a scope. `touch` touches the tensors of its result.
@@ -239,14 +238,6 @@ pub(crate) fn end(frame: Frame, results: Vec<Arc<dyn AnyEntry>>) {
         };
         Some((node, decided))
     };
-    if verify::is_on() {
-        // All are compared before any is evicted: each is replayed from resident tensors.
-        for (node, save_policy) in nodes.iter().filter_map(saved) {
-            if save_policy != SavePolicy::Keep {
-                node.rehearse();
-            }
-        }
-    }
     for (node, save_policy) in nodes.iter().filter_map(saved) {
         match save_policy {
             // A view may still have a recipe, and a tiny tensor has one.

@@ -102,9 +102,9 @@ struct Asking;
 
 impl Policy {
     /// A policy that calls `save_policy` for each operation that can be run again: once the result
-    /// is computed, and, if the result is still used, again at the scope's end (twice in verify
-    /// mode), for a view with the call that made its storage. `save_policy` has to return the same
-    /// each time. Tensors that it computes itself are kept without a call.
+    /// is computed, and, if the result is still used, again at the scope's end, for a view with the
+    /// call that made its storage. `save_policy` has to return the same each time. Tensors that it
+    /// computes itself are kept without a call.
     ///
     /// ```
     /// use burn_checkpoint::{SavePolicy, Policy, Work};

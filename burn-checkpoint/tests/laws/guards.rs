@@ -1,15 +1,13 @@
 //! Guards: of several of one kind the newest is in force, whichever goes first.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU32, Ordering};
 
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::Tensor;
 use burn_checkpoint::trace::{EventKind, record};
-use burn_checkpoint::{MemoryBudget, Remat, RematStats, Verify, checkpoint};
+use burn_checkpoint::{MemoryBudget, Remat, RematStats, checkpoint};
 use burn_flex::Flex;
 
 use crate::apart::InstallApart;
-use crate::delivered::on_use;
 
 type Vector = Tensor<Remat<Flex>, 1>;
 
@@ -92,40 +90,6 @@ fn a_panic_between_budgets() {
     assert_eq!(evicted().0, 0, "the one that was put in the outer's place");
     drop(outer);
     assert!(nothing_is_in_force());
-}
-
-/// Whether a replay that gives something else is found.
-fn compares() -> bool {
-    let asked = AtomicU32::new(0);
-    let source: Vector = on_use([1], move || {
-        let drift = asked.fetch_add(1, Ordering::SeqCst) as f32;
-        TensorData::from([drift])
-    });
-    let mut kept = None;
-    catch_unwind(AssertUnwindSafe(|| {
-        checkpoint(|| kept = Some(source.sum()));
-        kept.map(Tensor::into_data)
-    }))
-    .is_err()
-}
-
-#[test]
-fn verify_ends_with_its_last_guard() {
-    assert!(!compares());
-    let first = Verify::on();
-    let second = Verify::on();
-    drop(first);
-    assert!(compares());
-    drop(second);
-    assert!(!compares());
-    let outer = Verify::on();
-    let caught = catch_unwind(|| {
-        let _inner = Verify::on();
-        panic!("of the user");
-    });
-    assert!(caught.is_err() && compares());
-    drop(outer);
-    assert!(!compares());
 }
 
 fn allocations(events: &[burn_checkpoint::trace::Event]) -> usize {

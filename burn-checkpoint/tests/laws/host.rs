@@ -13,8 +13,7 @@ use burn::tensor::quantization::{QuantScheme, QuantizationParameters};
 use burn::tensor::{Bool, Distribution, Int, Tensor};
 use burn_checkpoint::trace::{self, EventKind, Traced};
 use burn_checkpoint::{
-    MemoryBudget, Policy, ReadsInPlace, Remat, RematStats, SavePolicy, Verify, checkpoint,
-    checkpoint_with,
+    MemoryBudget, Policy, ReadsInPlace, Remat, RematStats, SavePolicy, checkpoint, checkpoint_with,
 };
 use burn_flex::Flex;
 
@@ -23,8 +22,9 @@ use crate::input::{Bits, gradient_bits, input};
 use crate::models::{Bare, Transformer, generator, step};
 use crate::probe::{Probe, Reads, Writes, looks, take_counts, watched, with_transfers};
 use crate::scopes::Scope;
+use crate::verified::{Verified, recorded};
 
-type Inner = Probe<Flex>;
+type Inner = Verified<Probe<Flex>>;
 type B = Autodiff<Remat<Inner>>;
 
 fn message(panic: Box<dyn std::any::Any + Send>) -> String {
@@ -494,21 +494,22 @@ fn what_a_transformer_saves_moves() {
 
 #[test]
 fn a_copy_that_comes_back_with_other_values_is_found() {
-    let verify = Verify::on();
-    let step = || {
+    let step = |writes| {
         chain::<B>(&Policy::Offload, 2, |loss| {
-            with_transfers(Reads::AtOnce, Writes::Wrong, || loss.backward())
+            with_transfers(Reads::AtOnce, writes, || loss.backward())
         })
     };
-    let panic = catch_unwind(AssertUnwindSafe(step)).expect_err("a difference");
-    let message = message(panic);
+    let (plain, run) =
+        recorded(|| chain::<Autodiff<Inner>>(&Policy::Offload, 2, |loss| loss.backward()));
+    let (_, found) = recorded(|| step(Writes::Wrong));
+    let message = run.compare(&found).expect_err("a difference");
     assert!(
-        message.contains("came back with other values") && message.contains("float_tanh"),
+        message.contains("`float_tanh` ran on")
+            && message.contains("of `float_from_data`, which is new"),
         "{message}"
     );
     assert_eq!(RematStats::of_thread().live_bytes, 0);
-    assert!(chain::<B>(&Policy::Offload, 2, |loss| loss.backward()) == plain(2));
-    drop(verify);
+    assert!(run.verify(|| step(Writes::Right)) == plain);
 }
 
 /// A scope within one that offloads: what came back for the inner one is where it was.

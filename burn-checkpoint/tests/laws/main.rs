@@ -30,4 +30,5 @@ mod snapshot;
 mod statistics;
 mod twin;
 mod units;
+mod verified;
 mod verify;

@@ -4,13 +4,17 @@ use burn::backend::Autodiff;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Bool, Int, Tensor, TensorData, activation};
 use burn_checkpoint::{
-    MemoryBudget, Policy, Remat, RematStats, SavePolicy, Verify, checkpoint_with, evict,
+    MemoryBudget, Policy, Remat, RematStats, SavePolicy, checkpoint_with, evict,
 };
 use burn_flex::Flex;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use crate::apart::InstallApart;
+use crate::verified::{Verified, recorded};
+
+type Plain = Autodiff<Verified<Flex>>;
+type Managed = Autodiff<Remat<Verified<Flex>>>;
 
 /// One step of a program; numbers choose among the tensors that there are.
 #[derive(Clone, Debug)]
@@ -246,7 +250,7 @@ fn is_near(a: &TensorData, b: &TensorData) -> bool {
 
 /// Autodiff forgets what the loss did not depend on in the next backward pass. Then nothing is left.
 fn nothing_is_left() -> bool {
-    outcome::<Autodiff<Remat<Flex>>>(&[], exact);
+    outcome::<Managed>(&[], exact);
     RematStats::of_thread().live_bytes == 0
 }
 
@@ -257,12 +261,12 @@ proptest! {
     fn any_program_is_exact(
         steps in vec(step(), 1..30),
         budget in proptest::option::of(0..4000u64),
-        verify in any::<bool>(),
+        verifies in any::<bool>(),
     ) {
-        let plain = outcome::<Autodiff<Flex>>(&steps, exact);
-        let _verify = verify.then(Verify::on);
+        let (plain, run) = recorded(|| outcome::<Plain>(&steps, exact));
         let installed = budget.map(|bytes| MemoryBudget::bytes(bytes).install_apart());
-        let found = outcome::<Autodiff<Remat<Flex>>>(&steps, exact);
+        let found = || outcome::<Managed>(&steps, exact);
+        let found = if verifies { run.verify(found) } else { found() };
         drop(installed);
         prop_assert_eq!(bits(&plain.loss), bits(&found.loss));
         let of_others = |outcome: &Outcome| outcome.others.iter().map(bits).map(<[u8]>::to_vec).collect::<Vec<_>>();
@@ -278,12 +282,12 @@ proptest! {
     fn any_program_that_offloads_is_exact_but_for_rounding(
         steps in vec(smooth_step(), 1..30),
         budget in proptest::option::of(0..4000u64),
-        verify in any::<bool>(),
+        verifies in any::<bool>(),
     ) {
-        let plain = outcome::<Autodiff<Flex>>(&steps, offloading);
-        let _verify = verify.then(Verify::on);
+        let (plain, run) = recorded(|| outcome::<Plain>(&steps, offloading));
         let installed = budget.map(|bytes| MemoryBudget::bytes(bytes).install_apart());
-        let found = outcome::<Autodiff<Remat<Flex>>>(&steps, offloading);
+        let found = || outcome::<Managed>(&steps, offloading);
+        let found = if verifies { run.verify_uploads(found) } else { found() };
         drop(installed);
         prop_assert!(is_near(&plain.loss, &found.loss), "{} {}", plain.loss, found.loss);
         for (plain, found) in plain.gradients.iter().zip(&found.gradients) {

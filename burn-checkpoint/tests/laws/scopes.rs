@@ -8,16 +8,18 @@ use burn::tensor::{Bool, DType, Int, Tensor};
 use burn_autodiff::checkpoint::strategy::BalancedCheckpointing;
 use burn_checkpoint::trace::{EventKind, Traced, record};
 use burn_checkpoint::{
-    MemoryBudget, Policy, Remat, RematStats, SavePolicy, Verify, Work, checkpoint, checkpoint_with,
+    MemoryBudget, Policy, Remat, RematStats, SavePolicy, Work, checkpoint, checkpoint_with,
     op_table,
 };
 use burn_flex::Flex;
 
 use crate::apart::InstallApart;
 use crate::models::{Around, Bare, Cnn, Mlp, Model, Transformer, generator, step};
+use crate::verified::{Verified, recorded};
 
-type Plain = Autodiff<Flex>;
-type Checkpointed = Autodiff<Remat<Flex>>;
+type Inner = Verified<Flex>;
+type Plain = Autodiff<Inner>;
+type Checkpointed = Autodiff<Remat<Inner>>;
 
 /// Each block a scope.
 pub struct Scope(pub Policy);
@@ -67,22 +69,19 @@ where
     N: Model<R>,
 {
     let _generator = generator();
-    let plain = step::<P, M>(&Bare);
-    // What is compared has been replayed before it goes: without that other ways are taken.
-    for verify in [false, true] {
-        let _verify = verify.then(Verify::on);
-        assert_eq!(plain, step::<R, N>(&Bare), "no scope");
-        for policy in policies() {
-            RematStats::reset_thread();
-            let found = step::<R, N>(&Scope(policy.clone()));
-            assert!(plain == found, "{policy:?}, verify {verify}");
-            let stats = RematStats::of_thread();
-            assert!(
-                stats.replayed_operations + stats.uploaded_bytes > 0,
-                "{policy:?}, verify {verify}: {stats:?}"
-            );
-            assert_eq!(stats.live_bytes, 0, "{policy:?}, verify {verify}");
-        }
+    let (plain, run) = recorded(|| step::<P, M>(&Bare));
+    let found = run.verify(|| step::<R, N>(&Bare));
+    assert_eq!(plain, found, "no scope");
+    for policy in policies() {
+        RematStats::reset_thread();
+        let found = run.verify(|| step::<R, N>(&Scope(policy.clone())));
+        assert!(plain == found, "{policy:?}");
+        let stats = RematStats::of_thread();
+        assert!(
+            stats.replayed_operations + stats.uploaded_bytes > 0,
+            "{policy:?}: {stats:?}"
+        );
+        assert_eq!(stats.live_bytes, 0, "{policy:?}");
     }
 }
 
@@ -103,8 +102,8 @@ fn transformer_with_masks_and_tied_weights() {
 
 #[test]
 fn balanced_checkpointing() {
-    type P = Autodiff<Flex, BalancedCheckpointing>;
-    type R = Autodiff<Remat<Flex>, BalancedCheckpointing>;
+    type P = Autodiff<Inner, BalancedCheckpointing>;
+    type R = Autodiff<Remat<Inner>, BalancedCheckpointing>;
     every_policy::<P, R, Mlp<_>, Mlp<_>>();
     every_policy::<P, R, Transformer<_>, Transformer<_>>();
 }
@@ -112,8 +111,8 @@ fn balanced_checkpointing() {
 #[test]
 fn autocast() {
     use burn_amp::Autocast;
-    type P = Autocast<Autodiff<Flex>>;
-    type R = Autocast<Autodiff<Remat<Flex>>>;
+    type P = Autocast<Autodiff<Inner>>;
+    type R = Autocast<Autodiff<Remat<Inner>>>;
     every_policy::<P, R, Mlp<_>, Mlp<_>>();
     every_policy::<P, R, Transformer<_>, Transformer<_>>();
 }
@@ -122,10 +121,9 @@ fn autocast() {
 fn nested_scopes() {
     fn both<M: Model<Plain>, N: Model<Checkpointed>>() {
         let _generator = generator();
-        let _verify = Verify::on();
-        let plain = step::<Plain, M>(&Nested);
+        let (plain, run) = recorded(|| step::<Plain, M>(&Nested));
         RematStats::reset_thread();
-        assert!(plain == step::<Checkpointed, N>(&Nested));
+        assert!(plain == run.verify(|| step::<Checkpointed, N>(&Nested)));
         let stats = RematStats::of_thread();
         assert!(stats.replayed_operations > 0, "{stats:?}");
         assert_eq!(stats.live_bytes, 0);
@@ -261,8 +259,8 @@ fn autocast_is_another_in_backward() {
         let loss = autocast::<F16, _>(|| model.loss(around, &Default::default()));
         autocast::<Off, _>(|| crate::models::bits_of(&model, loss))
     }
-    type P = Autocast<Autodiff<Flex>>;
-    type R = Autocast<Autodiff<Remat<Flex>>>;
+    type P = Autocast<Autodiff<Inner>>;
+    type R = Autocast<Autodiff<Remat<Inner>>>;
     let _generator = generator();
     let plain = run::<P, Transformer<_>>(&Bare);
     assert!(plain != step::<P, Transformer<_>>(&Bare), "bf16");

@@ -3,15 +3,16 @@
 use burn::backend::Autodiff;
 use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
-use burn_checkpoint::{MemoryBudget, Remat, RematStats, Verify};
+use burn_checkpoint::{MemoryBudget, Remat, RematStats};
 use burn_flex::Flex;
 
 use crate::apart::InstallApart;
 use crate::models::{Around, Bare, Cnn, generator, model, step_of};
 use crate::scopes::{Scope, policies};
+use crate::verified::{Verified, recorded};
 
-type Plain = Autodiff<Flex>;
-type Managed = Autodiff<Remat<Flex>>;
+type Plain = Autodiff<Verified<Flex>>;
+type Managed = Autodiff<Remat<Verified<Flex>>>;
 
 /// The bits of a batch norm's running mean and variance after so many steps.
 ///
@@ -34,24 +35,21 @@ fn statistics<B: AutodiffBackend>(steps: usize, around: &impl Around) -> [Vec<u8
 #[test]
 fn running_statistics_are_those_without_scopes_and_budgets() {
     let _generator = generator();
-    let plain = statistics::<Plain>(3, &Bare);
+    let (plain, run) = recorded(|| statistics::<Plain>(3, &Bare));
     for steps in [0, 1, 2] {
         let fewer = statistics::<Plain>(steps, &Bare);
         assert!(plain[0] != fewer[0] && plain[1] != fewer[1], "{steps}");
     }
-    for verifies in [true, false] {
-        let _verify = verifies.then(Verify::on);
-        for bytes in [None, Some(4_000), Some(20_000)] {
-            let _budget = bytes.map(|bytes| MemoryBudget::bytes(bytes).install_apart());
-            RematStats::reset_thread();
-            let found = statistics::<Managed>(3, &Bare);
-            assert!(plain == found, "{bytes:?}");
-            let evicted = RematStats::of_thread().evicted_operations;
-            assert_eq!(evicted > 0, bytes.is_some(), "{bytes:?}: {evicted}");
-            for policy in policies() {
-                let found = statistics::<Managed>(3, &Scope(policy.clone()));
-                assert!(plain == found, "{policy:?}, {bytes:?}");
-            }
+    for bytes in [None, Some(4_000), Some(20_000)] {
+        let _budget = bytes.map(|bytes| MemoryBudget::bytes(bytes).install_apart());
+        RematStats::reset_thread();
+        let found = run.verify(|| statistics::<Managed>(3, &Bare));
+        assert!(plain == found, "{bytes:?}");
+        let evicted = RematStats::of_thread().evicted_operations;
+        assert_eq!(evicted > 0, bytes.is_some(), "{bytes:?}: {evicted}");
+        for policy in policies() {
+            let found = run.verify(|| statistics::<Managed>(3, &Scope(policy.clone())));
+            assert!(plain == found, "{policy:?}, {bytes:?}");
         }
     }
 }

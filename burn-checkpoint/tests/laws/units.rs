@@ -12,8 +12,8 @@ use burn::tensor::ops::FloatTensor;
 use burn::tensor::{Distribution, Tensor, TensorPrimitive};
 use burn_amp::{Autocast, GradScaler, GradScalerConfig, Off};
 use burn_checkpoint::{
-    MemoryBudget, Remat, RematError, RematStats, Verify, checkpoint, checkpoint_units,
-    checkpoint_units_by,
+    MemoryBudget, Remat, RematError, RematStats, checkpoint, checkpoint_units, checkpoint_units_by,
+    independent,
 };
 use burn_decorator::module::{AnyTensor, for_each_float};
 use burn_flex::Flex;
@@ -21,11 +21,13 @@ use burn_update::Update;
 
 use crate::apart::InstallApart;
 use crate::models::{Around, Bare, Mlp, Model, generator, parameters};
+use crate::verified::{RecordedRun, Verified, recorded};
 use pairs::Pairs;
 use stranger::{Residual, Stranger, Transformer};
 
-type Told = Autocast<Autodiff<Remat<Flex>>, Off>;
-type Plain = Autocast<Autodiff<Flex>, Off>;
+type Inner = Verified<Flex>;
+type Told = Autocast<Autodiff<Remat<Inner>>, Off>;
+type Plain = Autocast<Autodiff<Inner>, Off>;
 
 /// Models of another crate: nothing of them is public but these calls.
 mod stranger {
@@ -302,25 +304,27 @@ fn input<B: Backend>() -> Tensor<B, 4> {
     (x.float() * 0.37).sin().reshape([2, 3, 8, 8])
 }
 
-/// A model with units, and the bits of a pass of the same model without.
-fn with_units() -> (Residual<Told>, u64) {
+/// A model with units, and the bits of a pass of the same model without, and what ran in that.
+fn with_units() -> (Residual<Told>, u64, RecordedRun) {
     let _generator = generator();
     let device = Default::default();
     Told::seed(&device, 5);
     let model = Residual::<Told>::new(&device);
-    let expected = bits(&model, &input());
-    (checkpoint_units(model).expect("blocks").0, expected)
+    parameters::<Told, _>(&model);
+    // With running statistics of its own, which its first pass updates as the other's does.
+    let other = independent(&model);
+    // The second pass takes over what the first left to the running statistics.
+    let ([expected, _], run) = recorded(|| [(); 2].map(|()| bits(&model, &input())));
+    let (model, _) = checkpoint_units(other).expect("blocks");
+    (model, expected, run)
 }
 
 #[test]
 fn units_have_the_same_bits_under_a_budget_in_a_scope_and_where_all_is_compared() {
-    let (model, expected) = with_units();
+    let (model, expected, run) = with_units();
     let x = input();
     assert_eq!(bits(&model, &x), expected, "alone");
-    {
-        let _verify = Verify::on();
-        assert_eq!(bits(&model, &x), expected, "compared");
-    }
+    assert_eq!(run.verify(|| bits(&model, &x)), expected, "compared");
     for bytes in [1, 8 << 10] {
         let _budget = MemoryBudget::bytes(bytes).install_apart();
         for step in 0..2 {
@@ -356,7 +360,7 @@ impl Around for Stops {
 
 #[test]
 fn a_forward_pass_that_panics_in_a_block_changes_no_later_one() {
-    let (model, expected) = with_units();
+    let (model, expected, _) = with_units();
     let x = input();
     let pass = || {
         let before = RematStats::of_thread().replayed_operations;
@@ -578,7 +582,7 @@ fn where_units_cannot_have_scopes_an_error_says_why() {
     assert!(none(&error), "{error}");
     let error = checkpoint_units(Residual::<Plain>::new(&device)).expect_err("no Remat");
     assert!(matches!(error, RematError::UnitsNotSeen { .. }), "{error}");
-    let untold = Residual::<Autodiff<Remat<Flex>>>::new(&device);
+    let untold = Residual::<Autodiff<Remat<Inner>>>::new(&device);
     let error = checkpoint_units(untold).expect_err("not told");
     assert!(
         matches!(error, RematError::BackwardNotTold { .. }),
