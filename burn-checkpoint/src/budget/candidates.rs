@@ -41,8 +41,9 @@ const WRITTEN_DEMAND: f64 = 1000.0;
 /// whole step brings back.
 const TINY: u64 = 64;
 
-/// The mean is used only after more additions than this.
-const FEW: u64 = 64;
+/// The mean is used only after more additions than this: soon, because the statistics of the first
+/// batch norm, evicted, are brought back by one replay that holds all results before them.
+const FEW: u64 = 16;
 
 /// The costs of so many evicted inputs are added up, so that the time does not grow with the number
 /// of evicted tensors. With 64 `ctc_loss` under 37 % of its bytes evicts every state of its chain,
