@@ -1,12 +1,8 @@
-//! Activation functions that keep one tensor where Burn's `Autodiff` keeps two: operand and result.
+//! ReLU and the sigmoid, differentiated from their results.
 //!
-//! What follows an activation is a linear layer as a rule, which keeps the result for the gradient
-//! of its weight. The gradients of ReLU and of the sigmoid follow from that result as well. GELU's
-//! does not, so its operand is kept, and the result is computed again when the linear layer's
-//! backward asks for it.
+//! A linear layer after them keeps the result too, for the gradient of its weight, so one tensor is
+//! kept where Burn's `Autodiff` keeps operand and result.
 
-use burn_autodiff::Autodiff;
-use burn_autodiff::checkpoint::strategy::BalancedCheckpointing;
 use burn_backend::ops::ActivationOps;
 use burn_backend::tensor::FloatTensor;
 use burn_decorator::autodiff::TapeBackend;
@@ -27,10 +23,4 @@ pub(super) fn sigmoid<A: TapeBackend>(tensor: FloatTensor<A>) -> FloatTensor<A> 
         A::InnerBackend::sigmoid,
         A::InnerBackend::sigmoid_backward,
     )
-}
-
-/// Burn's own, whatever strategy `A` has: under this one the tape computes the result again from the
-/// operand, once however many operations ask for it.
-pub(super) fn gelu<A: TapeBackend>(tensor: FloatTensor<A>) -> FloatTensor<A> {
-    Autodiff::<A::InnerBackend, BalancedCheckpointing>::gelu(tensor)
 }

@@ -12,7 +12,8 @@ use burn_decorator::{fused, gradient, kind_type, map_operand, map_result};
 use crate::{activation, attention, layer_norm, softmax, swiglu};
 
 /// A backend that differentiates layer norm, softmax, log softmax and attention as one operation
-/// each, and keeps one tensor of an activation: `Autocast<FusedBackward<Autodiff<Remat<Cuda>>>>`.
+/// each, and ReLU and the sigmoid from their results:
+/// `Autocast<FusedBackward<Autodiff<Remat<Cuda>>>>`.
 ///
 /// Burn's `Autodiff` composes norms, softmax and attention from elementwise operations, saves
 /// intermediate results in f32, and runs none of the kernels that a backend has for the whole
@@ -23,7 +24,6 @@ use crate::{activation, attention, layer_norm, softmax, swiglu};
 /// | layer norm | its operand | two of its size |
 /// | softmax, log softmax | its result | two of its size, and one |
 /// | ReLU, sigmoid | the result | operand and result, where a linear layer follows |
-/// | GELU | its operand | operand and result, where a linear layer follows |
 /// | attention | query, key and value, with mask and bias | these, and three of `[batch, heads, queries, keys]` |
 /// | [`rms_norm`](crate::rms_norm()) | its operand | two of its size |
 /// | [`swiglu`](crate::swiglu()) | its two operands | four of their size |
@@ -34,9 +34,10 @@ use crate::{activation, attention, layer_norm, softmax, swiglu};
 /// query's heads. Results and gradients are those of `Autodiff` up to rounding; in a low type
 /// softmax and means inside of attention and of gradients are computed in f32.
 ///
-/// A linear layer needs its operand for the gradient of its weight: after a GELU that is computed
-/// again in backward, once (Chen et al., arXiv 1604.06174; Burn's `BalancedCheckpointing` for this
-/// operation alone).
+/// Over `Autodiff<_, BalancedCheckpointing>`, Burn's strategy that computes cheap operations again
+/// in backward (Chen et al., arXiv 1604.06174), a GELU before a linear layer keeps its operand alone
+/// too. A tensor that such an operation gave cannot be used after the backward pass of its graph:
+/// detach it.
 ///
 /// Put it directly outside of `Autodiff`. Its tensors are those of `Autodiff`, so it costs nothing.
 ///
@@ -106,7 +107,6 @@ macro_rules! method {
         }
     };
     (relu $($row:tt)*) => { method! { activation: relu $($row)* } };
-    (gelu $($row:tt)*) => { method! { activation: gelu $($row)* } };
     (sigmoid $($row:tt)*) => { method! { activation: sigmoid $($row)* } };
     (softmax $($row:tt)*) => { method! { softmax: softmax $($row)* } };
     (log_softmax $($row:tt)*) => { method! { softmax: log_softmax $($row)* } };

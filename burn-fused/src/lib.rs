@@ -1,5 +1,5 @@
 //! Operations with a backward of their own, for any backend of Burn: norms, softmax, attention and
-//! activations that keep less on autodiff's tape, and the loss of a large vocabulary without its logits.
+//! SwiGLU that keep less on autodiff's tape, and the loss of a large vocabulary without its logits.
 //!
 //! ```
 //! use burn::backend::Autodiff;
@@ -17,7 +17,8 @@
 //! | where | what |
 //! |---|---|
 //! | `backend` | [`FusedBackward`], made from burn-decorator's table of operations |
-//! | `layer_norm`, `softmax`, `attention`, `activation` | these operations of Burn with their gradients |
+//! | `layer_norm`, `softmax`, `attention` | these operations of Burn with their gradients |
+//! | `activation` | ReLU and the sigmoid |
 //! | `from_result` | operations whose gradient follows from their result |
 //! | `rms_norm`, `swiglu` | [`rms_norm()`], [`swiglu()`] and [`silu()`], which Burn composes |
 //! | `linear_cross_entropy` | [`linear_cross_entropy()`] and its module [`LinearCrossEntropyLoss`] |

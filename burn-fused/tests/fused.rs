@@ -1,5 +1,5 @@
-//! Norms, activations, softmax, attention and SwiGLU as one operation each: the results and gradients of
-//! autodiff's composition.
+//! Norms, activations, softmax, attention and SwiGLU as one operation each: the results and
+//! gradients of autodiff's composition.
 
 use burn::backend::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
@@ -302,6 +302,34 @@ fn over_burns_own_checkpointing() {
         let ours = operation.differentiate::<Balanced>(DType::F32, [true; 3], false);
         let theirs = operation.differentiate::<Fused>(DType::F32, [true; 3], false);
         assert_eq!(ours, theirs, "{operation:?}");
+    }
+}
+
+/// The gradients of the weights of two losses: the second is made of a result of the first one's
+/// graph, whose backward pass is over by then.
+fn two_losses<B: AutodiffBackend>(operation: fn(Tensor<B, 2>) -> Tensor<B, 2>) -> [TensorData; 2] {
+    let [x, first, second] = [1, 2, 3].map(|seed| leaf::<B, 2>(seed, [8, 8], DType::F32));
+    let features = operation(x.detach().matmul(first.clone()));
+    let gradients = features.clone().square().sum().backward();
+    let of_first = first.grad(&gradients).expect("a gradient");
+    let gradients = features.matmul(second.clone()).sum().backward();
+    let of_second = second.grad(&gradients).expect("a gradient");
+    [of_first, of_second].map(|gradient| gradient.into_data())
+}
+
+#[test]
+fn a_result_is_used_after_its_backward_pass() {
+    let results = [
+        (two_losses::<Fused>(relu), two_losses::<Plain>(relu)),
+        (two_losses::<Fused>(sigmoid), two_losses::<Plain>(sigmoid)),
+        (two_losses::<Fused>(gelu), two_losses::<Plain>(gelu)),
+        (
+            two_losses::<Fused>(|x| softmax(x, 1)),
+            two_losses::<Plain>(|x| softmax(x, 1)),
+        ),
+    ];
+    for (number, (ours, theirs)) in results.into_iter().enumerate() {
+        assert!(difference(&ours, &theirs) < 1e-5, "{number}");
     }
 }
 

@@ -310,6 +310,7 @@ fn with_units() -> (Residual<Told>, u64, RecordedRun) {
     let device = Default::default();
     Told::seed(&device, 5);
     let model = Residual::<Told>::new(&device);
+    // Reading them makes those that are lazy, in this order of random numbers.
     parameters::<Told, _>(&model);
     // With running statistics of its own, which its first pass updates as the other's does.
     let other = independent(&model);

@@ -11,7 +11,7 @@ use crate::ledger::{Cost, Recording, Storage, Transfer, Use};
 
 use super::passes::{Order, Passes, Place};
 
-/// Copies of a block in the middle.
+/// Copies of a block that is like those beside it.
 pub(super) struct Copies<'a> {
     recording: &'a Recording,
     passes: &'a Passes,
@@ -21,7 +21,7 @@ pub(super) struct Copies<'a> {
     more: i64,
     /// The number in a parameter's name minus that of its block.
     name_offset: i64,
-    /// When each pass comes to the middle block.
+    /// When each pass comes to the block that is copied.
     begins: Vec<u64>,
     /// New names, by the address of the old one and the new number.
     renamed: RefCell<FxHashMap<(usize, i64), Arc<str>>>,

@@ -2,8 +2,8 @@
 //!
 //! The recordings of models with `n` and with `n + 1` blocks are compared event by event
 //! ([`events`]). Where the second one has more, it runs one block more: there is a *pass*, which
-//! repeats the same events for each block ([`passes`]). A block from the middle is copied in each
-//! pass ([`copies`]), so that peaks, pools and times are those of the recording of a deep model.
+//! repeats the same events for each block ([`passes`]). A block that is like those
+//! beside it is copied in each pass ([`copies`]), so that peaks, pools and times are those of the recording of a deep model.
 
 mod copies;
 mod events;
@@ -24,7 +24,7 @@ impl Estimate {
     /// blocks in the middle are not alike: then the deep model has to be run.
     ///
     /// Both estimates are those of runs, not [`shared`](Self::shared) ones. Their models need about
-    /// seven blocks: the first ones and the last ones may differ from those in the middle. A kind of
+    /// eight blocks: the first ones and the last ones may differ from those in the middle. A kind of
     /// block that only the deep model has, such as another attention in every twelfth, is not
     /// noticed.
     ///

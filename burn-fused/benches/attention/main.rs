@@ -14,6 +14,7 @@ mod whole;
 use std::time::Instant;
 
 use burn::backend::Autodiff;
+use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
 use burn::module::Module;
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::activation::{gelu, softmax};
@@ -29,6 +30,7 @@ static HEAP: PeakAlloc = PeakAlloc;
 
 type Plain = Autodiff<Flex>;
 type Fused = FusedBackward<Plain>;
+type Balanced = FusedBackward<Autodiff<Flex, BalancedCheckpointing>>;
 
 /// Of query, key and value `[batch, heads, tokens, width]`, causal or not.
 type Attention<B> = fn([Tensor<B, 4>; 3], bool) -> Tensor<B, 4>;
@@ -41,6 +43,8 @@ enum Setting {
     Whole,
     /// `FusedBackward`: blocks of queries.
     Blocks,
+    /// `FusedBackward` over Burn's strategy that computes cheap operations again in backward.
+    Balanced,
     /// Two products and a softmax in `FusedBackward`, which keeps the probabilities.
     Products,
     /// Burn's `Autodiff`.
@@ -74,9 +78,10 @@ impl Setting {
         match name {
             "whole" => Self::Whole,
             "blocks" => Self::Blocks,
+            "balanced" => Self::Balanced,
             "products" => Self::Products,
             "autodiff" => Self::Autodiff,
-            _ => panic!("{name}: whole, blocks, products or autodiff"),
+            _ => panic!("{name}: whole, blocks, balanced, products or autodiff"),
         }
     }
 
@@ -84,6 +89,7 @@ impl Setting {
         match self {
             Self::Whole => racer::<Fused>(sizes, whole::attention),
             Self::Blocks => racer::<Fused>(sizes, of_backend),
+            Self::Balanced => racer::<Balanced>(sizes, of_backend),
             Self::Products => racer::<Fused>(sizes, products),
             Self::Autodiff => racer::<Plain>(sizes, of_backend),
         }
@@ -265,7 +271,7 @@ fn main() {
         text.split(',').map(number).collect()
     };
     let number = |name: &str, default: &str| numbers(name, default)[0];
-    let settings = option("--settings", "whole,blocks,products,autodiff");
+    let settings = option("--settings", "whole,blocks,balanced,products,autodiff");
     let settings: Vec<_> = settings.split(',').collect();
     let rounds = number("--rounds", "7");
 

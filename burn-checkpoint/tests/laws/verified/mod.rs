@@ -1,8 +1,8 @@
 //! What comes back is what was there, seen from below `Remat`: every operation that runs again has
 //! operands that it had in the run without recomputation, and gives what it gave then.
 //!
-//! [`Verified`] notes what runs. [`RecordedRun::verify`] compares a run with one that recomputes nothing,
-//! and names the first operation that differs.
+//! [`Verified`] notes what runs. [`RecordedRun::verify`] compares a run with one that recomputes
+//! nothing, and names the first operation that differs.
 
 mod backend;
 
@@ -143,6 +143,7 @@ impl RecordedRun {
     pub fn verify<R>(&self, run: impl FnOnce() -> R) -> R {
         assert!(self.operations() > 0, "what ran has no `Verified`");
         let (result, found) = recorded(run);
+        assert!(found.operations() > 0, "what ran has no `Verified`");
         if let Err(difference) = self.compare(&found) {
             panic!("{difference}");
         }
@@ -157,6 +158,7 @@ impl RecordedRun {
     /// With the first upload of something else.
     pub fn verify_uploads<R>(&self, run: impl FnOnce() -> R) -> R {
         let (result, found) = recorded(run);
+        assert!(found.operations() > 0, "what ran has no `Verified`");
         let mut known: HashSet<TensorHash> = self.values().collect();
         for call in &found.0 {
             let NotedOperation { op, others, .. } = call;
