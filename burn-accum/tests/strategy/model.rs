@@ -1,6 +1,9 @@
 //! A small network, rows for it, and how it is trained.
 
-use std::time::Duration;
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use burn::{
     module::{Module, ModuleVisitor, Param},
@@ -58,8 +61,11 @@ impl<B: Backend> Model<B> {
         }
     }
 
-    /// Always the same, without dropout.
+    /// Always the same, without dropout, also where several threads make one: they take turns,
+    /// because the random generator is the process's.
     pub fn new() -> Self {
+        static MAKING: Mutex<()> = Mutex::new(());
+        let _turn = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
         let device = Default::default();
         B::seed(&device, 5);
         let model = Self::lazy(0.0, &device);

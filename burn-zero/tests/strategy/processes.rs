@@ -1,7 +1,7 @@
 //! Ranks that each run the whole program are the same as ranks that the strategy starts. Here they
 //! are threads nevertheless; `tests/mpi` has processes.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use burn::optim::SgdConfig;
 use burn_ranks::Operation;
@@ -17,15 +17,10 @@ use crate::{Z, adamw, falling, on_ranks};
 
 /// What each rank saw.
 fn programs(ranks: usize, setup: impl Fn() -> Setup + Sync) -> Vec<Outcome<Z>> {
-    // The random generator is the process's: one model after the other is made with it.
-    let making = Mutex::new(());
     ThreadGroup::spawn(ranks, GroupOptions::default(), |group| {
         let update = adamw::<Z>(Stage::Gradients);
         let strategy = update.strategy().process(Arc::new(group));
-        let model = {
-            let _turn = making.lock().unwrap();
-            Model::<Z>::new()
-        };
+        let model = Model::<Z>::new();
         train(model, update, falling(), setup(), Some(strategy.into()))
     })
     .unwrap()
@@ -107,14 +102,10 @@ fn each_program_reads_the_records() {
 fn a_record_costs_each_rank_its_state_once() {
     let _turn = crate::turn();
     const RANKS: usize = 3;
-    let making = Mutex::new(());
     let traffic = ThreadGroup::spawn(RANKS, GroupOptions::default(), |group| {
         let update = adamw::<Z>(Stage::OptimizerState);
         let strategy = update.strategy().process(Arc::new(group.clone()));
-        let model = {
-            let _turn = making.lock().unwrap();
-            Model::<Z>::new()
-        };
+        let model = Model::<Z>::new();
         let setup = Setup::new(rows(0, 12), 2);
         train(model, update, falling(), setup, Some(strategy.into()));
         group.traffic()
@@ -139,7 +130,6 @@ fn a_record_costs_each_rank_its_state_once() {
 #[test]
 fn metrics_of_training_can_be_those_of_rank_0() {
     let _turn = crate::turn();
-    let making = Mutex::new(());
     let run = |of_rank_0: bool| {
         let trained = ThreadGroup::spawn(2, GroupOptions::default(), |group| {
             // Without optimizer state, so that a record sends nothing.
@@ -150,10 +140,7 @@ fn metrics_of_training_can_be_those_of_rank_0() {
             if of_rank_0 {
                 strategy = strategy.with_train_metrics_of_rank_0();
             }
-            let model = {
-                let _turn = making.lock().unwrap();
-                Model::<Z>::new()
-            };
+            let model = Model::<Z>::new();
             let setup = Setup::new(rows(0, 16), 1);
             let trained = train(model, update, falling(), setup, Some(strategy.into()));
             (
