@@ -12,7 +12,7 @@ use burn_decorator::autodiff::AutodiffTensor;
 
 /// Puts `operation` on the tape with its result, from which `gradient_of` makes the operand's
 /// gradient, given the result's. The operand is not kept, so a backend may write the result in its
-/// place.
+/// place; [`record`](burn_decorator::autodiff::record) only borrows it.
 pub(crate) fn record_from_result<B: Backend>(
     operand: AutodiffTensor<B>,
     operation: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,

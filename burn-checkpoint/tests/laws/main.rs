@@ -31,4 +31,3 @@ mod statistics;
 mod twin;
 mod units;
 mod verified;
-mod verify;

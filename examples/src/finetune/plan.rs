@@ -342,6 +342,8 @@ mod tests {
         for (options, accum, context) in [
             ("", 1, 16),
             ("--amp bf16", 2, 16),
+            (adapters, 1, 16),
+            (adapters, 2, 16),
             // At this length casts of a block are freed in the one before.
             (adapters, 1, 64),
             (adapters, 2, 64),

@@ -5,6 +5,7 @@
 //! nothing, and names the first operation that differs.
 
 mod backend;
+mod tests;
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -23,7 +24,7 @@ thread_local! {
 /// A tensor, by its bits, type and shape.
 type TensorHash = u64;
 
-fn value(data: &TensorData) -> TensorHash {
+fn hash(data: &TensorData) -> TensorHash {
     let mut hasher = DefaultHasher::new();
     (
         data.as_bytes(),
@@ -63,7 +64,7 @@ impl NotedOperation {
     }
 
     fn operand(&mut self, data: &TensorData) {
-        self.operands.push(value(data));
+        self.operands.push(hash(data));
         self.shapes
             .push(format!("{:?} {:?}", data.dtype, data.shape));
     }
@@ -74,11 +75,11 @@ impl NotedOperation {
 
     /// Notes elements that come from the host.
     fn elements(&mut self, data: &TensorData) {
-        self.plain(&value(data));
+        self.plain(&hash(data));
     }
 
     fn result(&mut self, data: &TensorData) {
-        self.results.push(value(data));
+        self.results.push(hash(data));
     }
 
     fn end(self) {
